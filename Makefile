@@ -175,9 +175,9 @@ $(B)/hcache: $(APP_OBJ) $(B)/libsim.a $(B)/libhcache.a
 	@$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(OBJ) $(CUDA_OBJ): MODULE_FLAGS := $(LIBRARY)
-# Tests are compiled in half of -O2's time.
+# Tests are compiled in half of -O2's time. Most of them leave the state unused that cmocka passes.
 TEST_OPT := $(if $(filter release,$(VARIANT)),-O1)
-$(B)/tests/%.o: MODULE_FLAGS := $(TEST_OPT)
+$(B)/tests/%.o: MODULE_FLAGS := $(TEST_OPT) -Wno-unused-parameter
 # gcc notes that the ABI has changed for the vectors of these files, which no external function has.
 $(B)/%_portable.o: ARCH_FLAGS := -Wno-psabi $(KERN_tsan)
 $(B)/src/tensor/ref/%.o: ARCH_FLAGS := $(KERN_tsan)

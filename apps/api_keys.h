@@ -3,7 +3,7 @@
 #define APPS_API_KEYS_H
 
 #include "base/err.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 
 /* API keys; {0} is an empty list. */
 struct api_keys {

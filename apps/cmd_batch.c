@@ -16,7 +16,7 @@
 #include "apps/engine_options.h"
 #include "apps/option_tables.h"
 #include "base/clock.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/thread.h"
 #include "api/estimate.h"

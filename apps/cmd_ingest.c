@@ -13,7 +13,7 @@
 #include "apps/engine_options.h"
 #include "apps/text_split.h"
 #include "base/file.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/progress.h"
 #include "base/json.h"

@@ -7,7 +7,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "base/clock.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/json.h"
 #include "model/gguf_types.h"
 #include "model/config.h"

@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/json.h"
 #include "model/config.h"

@@ -21,7 +21,7 @@
 #include "base/file.h"
 #include "base/hash.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/progress.h"
 #include "api/stack.h"
 #include "base/json.h"

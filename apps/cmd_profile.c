@@ -12,7 +12,7 @@
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/user_files.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/progress.h"
 #include "bench/device_rig.h"
 #include "build_id.h"

@@ -21,7 +21,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/textbuf.h"
 
 enum {

@@ -13,7 +13,7 @@
 #include "apps/user_files.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/json.h"
 #include "hcache.h"

@@ -26,7 +26,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/minmax.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/thread.h"
 #include "api/shelf.h"

@@ -22,7 +22,7 @@
 #include "apps/store_turns.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/plural.h"
 #include "base/progress.h"
 #include "base/json.h"

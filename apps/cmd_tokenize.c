@@ -10,7 +10,7 @@
 #include "apps/option_tables.h"
 #include "apps/token_ids.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "text/tokenizer.h"
 
 #define INPUT_MAX_BYTES ((size_t)256 << 20)

@@ -12,7 +12,7 @@
 #include "apps/option_tables.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 
 struct why_args {
     const char *id, *url, *key;

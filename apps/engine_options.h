@@ -13,7 +13,7 @@
 #include "apps/hub.h"
 #include "apps/store_key.h"
 #include "base/err.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "hcache.h"
 #include "api/dates.h"
 #include "seal/seal_file.h"
@@ -99,7 +99,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "most tokens of one forward pass, 512 or more; 0: chosen for the device "  \
              "(512 on a CPU, 2048 on a GPU)"}
 #define OPT_COMPUTE(s)                                                                     \
-    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s), OPT_PARALLEL(s),  \
+    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s),     \
+    OPT_PARALLEL(s), \
         OPT_DEVICE(s)
 #define OPT_MAX_CONTEXT(s)                                                                 \
     {"max-context", OPT(s, engine.o.max_context), .arg = "N", .def = "0", .min = 0,        \

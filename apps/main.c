@@ -7,7 +7,7 @@
 #include "apps/cmds.h"
 #include "apps/option_tables.h"
 #include "apps/ranks.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/thread.h"
 #include "tensor/peers.h"
 #include "build_id.h"

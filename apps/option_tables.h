@@ -2,7 +2,7 @@
 #ifndef APPS_OPTION_TABLES_H
 #define APPS_OPTION_TABLES_H
 
-#include "base/opt.h"
+#include "opt/opt.h"
 
 /* Each table is defined in the file of its command. */
 extern const struct opt_cmd *const options_of_profile;

@@ -13,7 +13,7 @@
 #include "apps/option_tables.h"
 #include "base/err.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "hcache.h"
 #include "tensor/peers.h"
 

@@ -5,7 +5,7 @@
 #include "api/client.h"
 #include "api/models.h"
 #include "base/err.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 
 struct serve_models {
     int n, n_given; /* the first n_given were given; the others lie below the folder */

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 
 #include "apps/engine_options.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 
 int bench_device(int argc, char **argv);
 int bench_kernels(int argc, char **argv);

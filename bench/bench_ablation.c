@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "bench/report.h"

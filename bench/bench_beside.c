@@ -18,7 +18,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/rng.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"

@@ -19,7 +19,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/pool.h"
 #include "base/rng.h"
 #include "bench/device_rig.h"

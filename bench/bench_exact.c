@@ -28,7 +28,7 @@
 #include "apps/option_tables.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "base/textbuf.h"

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/rng.h"
 #include "base/textbuf.h"
 #include "bench/bench.h"

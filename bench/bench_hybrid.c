@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "apps/option_tables.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "bench/bench.h"
 #include "bench/hybrid_model.h"
 #include "base/json.h"

@@ -42,7 +42,7 @@ enum { MOST_BATCH = 256 };
 struct run_args {
     struct bench_common common;
     double x;
-    int batch, prompt, tokens, buffer;
+    int batch, prompt, tokens;
     struct opt_list arms;
     bool json, check;
 };
@@ -56,8 +56,6 @@ static const struct opt options[] = {
      .max = BENCH_MAX_TOKENS, .help = "tokens of each context, rounded up to whole blocks"},
     {"tokens", OPT(struct run_args, tokens), .arg = "N", .def = "8", .min = 2, .max = 60,
      .help = "steps that are timed"},
-    {"buffer", OPT(struct run_args, buffer), .arg = "N", .def = "0", .min = 0,
-     .max = 1 << 20, .help = "blocks of a mini-batch; 0: those of four requests"},
     {"arms", OPT(struct run_args, arms), .arg = "LIST",
      .help = "arms to run beside `device`, such as kv,act,hybrid (default: all)"},
     OPT_WEIGHTS(struct bench_common),
@@ -111,11 +109,10 @@ struct bench {
 
 /* --- one arm ---------------------------------------------------------------------------------- */
 
+/* Returns the blocks of a mini-batch: those of four requests. */
 static int buffer_blocks(const struct bench *b)
 {
-    int least = b->n_full + 2; /* the blocks of a context, and one more (mixed_places) */
-    int asked = b->a->buffer > 0 ? b->a->buffer : 4 * (b->n_full + 1);
-    return asked > least ? asked : least;
+    return 4 * (b->n_full + 1);
 }
 
 /* Returns the number of requests in a mini-batch that fills its buffer. */

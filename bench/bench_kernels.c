@@ -18,7 +18,7 @@
 #include "tests/tensor/cases.h"
 #include "base/check.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/pool.h"
 #include "base/rng.h"
 #include "bench/ceilings.h"

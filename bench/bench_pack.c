@@ -7,7 +7,7 @@
 
 #include "apps/option_tables.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "bench/bench.h"
 #include "io/io.h"
 #include "pack/pack.h"

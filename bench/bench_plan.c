@@ -11,7 +11,7 @@
 
 #include "apps/option_tables.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/rng.h"
 #include "bench/bench.h"
 #include "restore/plan.h"

@@ -21,7 +21,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"
 #include "bench/restore_lab.h"

@@ -22,7 +22,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/rng.h"
 #include "apps/option_tables.h"
 #include "bench/bench.h"

@@ -15,7 +15,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/progress.h"
 #include "base/rng.h"
 #include "bench/http_load.h"

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "bench/bench.h"
 #include "bench/tiers_figures.h"
 #include "base/json.h"

@@ -8,7 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/minmax.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/process.h"
 #include "engine/step.h"
 #include "engine/zigzag.h"

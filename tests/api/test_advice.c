@@ -12,7 +12,6 @@
 
 static void each_time_has_a_row(void **state)
 {
-    (void)state;
     struct hcache_advice a[HCACHE_ADVICES] = {0};
     for (int i = 0; i < HCACHE_ADVICES; i++)
         a[i] = (struct hcache_advice){.within = i == 0 ? "hour" : "day",

@@ -67,7 +67,6 @@ static struct answers *make(int max_entries, size_t max_bytes)
 
 static void the_longest_beginning_is_found(void **state)
 {
-    (void)state;
     struct answers *m;
     size_t n;
     m = make(8, 1 << 20);
@@ -87,7 +86,6 @@ static void the_longest_beginning_is_found(void **state)
 
 static void salts_do_not_meet(void **state)
 {
-    (void)state;
     struct answers *m;
     size_t n;
     m = make(8, 1 << 20);
@@ -102,7 +100,6 @@ static void salts_do_not_meet(void **state)
 
 static void the_least_used_goes_first(void **state)
 {
-    (void)state;
     struct answers *m;
     size_t n;
     char text[16];
@@ -122,7 +119,6 @@ static void the_least_used_goes_first(void **state)
 /* The order is that of use, and not that of the entries' places. */
 static void places_that_are_used_again_keep_the_order(void **state)
 {
-    (void)state;
     struct answers *m;
     size_t n;
     m = make(2, 1 << 20);
@@ -138,7 +134,6 @@ static void places_that_are_used_again_keep_the_order(void **state)
 
 static void bytes_are_bounded(void **state)
 {
-    (void)state;
     struct answers *m;
     size_t n;
     m = make(100, 150); /* one entry takes 64 bytes, so two fit */
@@ -197,7 +192,6 @@ static int count(struct answers *m)
  * neither text nor tokens. With another vocabulary the file is started anew. */
 static void a_file_outlives_the_process(void **state)
 {
-    (void)state;
     static char bytes[1 << 16];
     size_t n, size;
     struct answers *killed = open_file(1);
@@ -226,7 +220,6 @@ static void a_file_outlives_the_process(void **state)
  * place are used, and new ones are added. */
 static void a_damaged_file_is_survived(void **state)
 {
-    (void)state;
     static char good[1 << 16], bad[1 << 16];
     size_t n_good, n;
     struct answers *m = open_file(3);
@@ -256,7 +249,6 @@ static void a_damaged_file_is_survived(void **state)
 /* Storing equal answers again does not make the file grow without bound. */
 static void the_file_is_bounded(void **state)
 {
-    (void)state;
     static int32_t ids[4000];
     struct answers *m = open_file(4);
     for (int i = 0; i < 400; i++)
@@ -271,7 +263,6 @@ static void the_file_is_bounded(void **state)
 /* The file is rewritten only when it has grown to twice its answers, and a mebibyte more. */
 static void the_file_grows_before_it_is_rewritten(void **state)
 {
-    (void)state;
     enum { N_IDS = 230000, TIMES = 3 };
     struct stat st;
     int32_t *ids = calloc(N_IDS, sizeof *ids);
@@ -292,7 +283,6 @@ static void the_file_grows_before_it_is_rewritten(void **state)
  * the file. */
 static void the_order_of_answers_outlives_the_process(void **state)
 {
-    (void)state;
     struct stat st;
     size_t n;
     struct answers *m = open_file(5);
@@ -329,7 +319,6 @@ static void limit_files(rlim_t n)
  * write fails, the file is given up and answers are remembered in memory only. */
 static void a_file_that_cannot_be_written_is_told(void **state)
 {
-    (void)state;
     struct answers *m = open_file(6);
     struct answers_opts o = {
         .max_entries = 64, .max_bytes = 1 << 20, .path = path, .seal = seal};
@@ -412,7 +401,6 @@ static int n_pieces_left(const char *old, size_t n_old)
  * restart. An overwritten record does not hide those behind it. */
 static void erasures_reach_what_they_concern(void **state)
 {
-    (void)state;
     static const char *const texts[] = {"one", "two", "three", "four"};
     /* which answers are left: bit 0 is the first */
     static const unsigned left[] = {0xa, 0xd, 0xb, 0x7};
@@ -447,7 +435,6 @@ static void erasures_reach_what_they_concern(void **state)
  * file, and needs no new space. */
 static void what_is_forgotten_is_overwritten(void **state)
 {
-    (void)state;
     static char old[1 << 16];
     size_t n;
     struct stat before, after;
@@ -484,7 +471,6 @@ static void what_is_forgotten_is_overwritten(void **state)
 /* An answer lives as long as the shorter of its state's and the server's time to live. */
 static void answers_have_their_time(void **state)
 {
-    (void)state;
     struct err err = {0};
     size_t n;
     unlink(path);
@@ -516,7 +502,6 @@ static void answers_have_their_time(void **state)
 /* Without the secret beside it the file is worthless, also if there are no API keys. */
 static void the_file_is_salted(void **state)
 {
-    (void)state;
     static char one[1 << 16], two[1 << 16];
     char key[sizeof path + 8];
     size_t n_one, n_two, n;
@@ -550,7 +535,6 @@ static void the_file_is_salted(void **state)
  * other client keeps its share, whichever bound is reached. */
 static void who_has_the_most_makes_room(void **state)
 {
-    (void)state;
     static const int32_t many[200] = {7};
     for (int how = 0; how < 3; how++) {
         bool by_bytes = how == 1, restarts = how == 2;
@@ -588,7 +572,6 @@ static bool is_first_seven(void *arg, const uint8_t *key)
 /* `hcache store gc` keeps the answers whose end is still stored. */
 static void collection_keeps_what_is_stored(void **state)
 {
-    (void)state;
     struct err err = {0};
     size_t n;
     int n_forgotten;
@@ -619,7 +602,6 @@ static void collection_keeps_what_is_stored(void **state)
 
 static void uses_are_counted(void **state)
 {
-    (void)state;
     struct answers *m = make(8, 1 << 20);
     struct answers_stats st;
     answers_count(m, true);
@@ -634,7 +616,6 @@ static void uses_are_counted(void **state)
 
 static int make_folder(void **state)
 {
-    (void)state;
     tempdir_make(dir, "answers");
     snprintf(path, sizeof path, "%s/answers", dir);
     return 0;
@@ -642,7 +623,6 @@ static int make_folder(void **state)
 
 static int remove_folder(void **state)
 {
-    (void)state;
     char key[sizeof path + 8];
     snprintf(key, sizeof key, "%s.key", path);
     unlink(path);

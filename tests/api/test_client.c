@@ -13,7 +13,6 @@
 
 static void a_request_names_the_model_or_none(void **state)
 {
-    (void)state;
     const struct client c = {.model_name = "demo"};
     struct fault f = {0};
     assert_int_equal(client_check_model(&c, NULL, &f), 0);
@@ -27,7 +26,6 @@ static void a_request_names_the_model_or_none(void **state)
 
 static void a_model_has_several_names(void **state)
 {
-    (void)state;
     static const char *const names[] = {"Org/Model-Q4_1.gguf", "gpt-4o"};
     struct client c = {.model_name = names[0],
                        .names = {.items = names, .n = 2, .in_file = "Model 135M"}};
@@ -67,7 +65,6 @@ static void salt_is(const char *key, const char *cache_salt, const char *want)
  * equal. */
 static void state_is_shared_under_equal_salts_only(void **state)
 {
-    (void)state;
     salt_is(NULL, NULL, NULL);
     salt_is(NULL, "", NULL);
     salt_is("key", NULL, "key");

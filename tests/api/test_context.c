@@ -58,7 +58,6 @@ static struct hcache_found look(struct hcache *h, const struct hcache_context *c
 
 static void a_lookup_is_about_what_is_seen(void **state)
 {
-    (void)state;
     struct hcache_context c;
     struct hcache *h = open_stored(&c);
     struct hcache_found found = look(h, &c);
@@ -78,7 +77,6 @@ static void a_lookup_is_about_what_is_seen(void **state)
  * those of the stair in view. */
 static void a_pin_keeps_what_is_seen(void **state)
 {
-    (void)state;
     struct hcache_context c;
     struct hcache_err err = {0};
     uint64_t n_evicted = 0;
@@ -98,7 +96,6 @@ static void a_pin_keeps_what_is_seen(void **state)
 
 static void an_erasure_takes_all_stairs(void **state)
 {
-    (void)state;
     struct hcache_context c;
     struct hcache_err err = {0};
     struct hcache_erased gone;
@@ -137,7 +134,6 @@ static struct hcache *open_plain(bool store, int n, const char *save, bool token
 /* The last token is never restored, so it is not wanted. */
 static void a_lookup_counts_full_chunks_before_the_last_token(void **state)
 {
-    (void)state;
     static const struct {
         int n, wanted, stored;
     } rows[] = {{0, 0, 0},       {1, 0, 0},       {64, 0, 0},      {65, 64, 64},
@@ -176,7 +172,6 @@ static void a_lookup_counts_full_chunks_before_the_last_token(void **state)
 /* A look-up names the first token that differs from what is stored, and its text. */
 static void a_lookup_says_where_a_prompt_differs(void **state)
 {
-    (void)state;
     static const struct {
         int at;
         const char
@@ -204,7 +199,6 @@ static void a_lookup_says_where_a_prompt_differs(void **state)
 
 static void a_guarantee_has_its_sums(void **state)
 {
-    (void)state;
     struct hcache *h;
     struct hcache_err err = {0};
     struct hcache_guarantee g[3];

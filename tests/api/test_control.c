@@ -95,7 +95,6 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
  * without it. */
 static void keys_name_chunks_and_tails(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     uint8_t a[6][32], b[6][32];
     /* 127 tokens without the last one: the third key is the tail's */
@@ -121,7 +120,6 @@ static void keys_name_chunks_and_tails(void **state)
  * counted as shared. */
 static void erasing_takes_what_nobody_else_continues(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
     struct hcache_erased gone;
@@ -147,7 +145,6 @@ static void erasing_takes_what_nobody_else_continues(void **state)
  * text's end stay. */
 static void forgetting_takes_what_continues_a_text(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     const char *dirs[] = {dir};
     struct hcache *h = NULL;
@@ -180,7 +177,6 @@ static void forgetting_takes_what_continues_a_text(void **state)
 
 static void clearing_takes_a_salts_chunks_alone(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
     struct hcache_erased gone;
@@ -202,7 +198,6 @@ static void clearing_takes_a_salts_chunks_alone(void **state)
 /* A pin counts until its end. Setting an end in the past removes it. */
 static void a_pin_lasts_until_its_time(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
     struct hcache_context c = {.n = N};
@@ -240,7 +235,6 @@ static void a_pin_lasts_until_its_time(void **state)
  * guaranteed. */
 static void a_guarantee_is_counted(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
     struct hcache_guarantee g = {0};
@@ -264,7 +258,6 @@ static void a_guarantee_is_counted(void **state)
 /* A salt's quota evicts state of that salt only, and a counter gives the reason. */
 static void a_quota_bounds_one_salt(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     save(h, 1, "a");
     uint64_t one = stats_of(h, "a").salt_bytes;
@@ -281,7 +274,6 @@ static void a_quota_bounds_one_salt(void **state)
 
 static void the_counters_say_what_happened(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_cache_stats s = stats_of(h, NULL);
     assert_string_equal(s.tier, "dram");
@@ -304,7 +296,6 @@ static void the_counters_say_what_happened(void **state)
 /* The advice has a row for each time, and all chunks were used a moment ago. */
 static void the_advice_counts_recent_contexts(void **state)
 {
-    (void)state;
     static const struct {
         const char *within;
         int64_t seconds;
@@ -334,7 +325,6 @@ static void the_advice_counts_recent_contexts(void **state)
 /* Eviction by age takes chunks whose last use is at least that long ago. */
 static void idle_time_is_counted_back_from_now(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
     uint64_t n_chunks = 99;
@@ -354,7 +344,6 @@ static void idle_time_is_counted_back_from_now(void **state)
 /* The statistics name the policy, and a fault that keeps state from being saved. */
 static void the_statistics_say_why_nothing_is_saved(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(64 << 20);
     struct hcache_cache_stats s = stats_of(h, NULL);
     assert_string_equal(s.policy, placement_names[PLACEMENT_DEFAULT]);
@@ -405,7 +394,6 @@ static void until_published(struct hcache *h, struct fake_redis *f, uint64_t n)
  * erasing is published. */
 static void erasures_reach_the_other_servers(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct hcache *a = open_beside(fake_redis_url(f)), *b = open_beside(fake_redis_url(f));
     struct hcache_err err = {0};
@@ -448,7 +436,6 @@ static void erasures_reach_the_other_servers(void **state)
 /* Without a store there is nothing to control, and each call says so. */
 static void without_a_store(void **state)
 {
-    (void)state;
     struct hcache *h = open_with(0);
     struct hcache_err err = {0};
     struct hcache_erased gone;

@@ -79,7 +79,6 @@ static int make_original(void **state)
     struct conversation v = {0};
     struct erased e;
     struct err err = {0};
-    (void)state;
     sql_faults_begin();
     tempdir_make(dir, "faults");
     snprintf(path, sizeof path, "%s/c.db", dir);
@@ -97,7 +96,6 @@ static int make_original(void **state)
 
 static int remove_original(void **state)
 {
-    (void)state;
     free(original);
     tempdir_remove(dir);
     sql_faults_end();
@@ -330,7 +328,6 @@ static bool fails_at(const struct operation *o, enum sql_fault_kind kind, int at
 
 static void each_statement_of_each_operation_fails(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         for (enum sql_fault_kind kind = 0; kind < SQL_FAULT_KINDS; kind++) {
             int at = 1;
@@ -343,7 +340,6 @@ static void each_statement_of_each_operation_fails(void **state)
 /* Opening cuts the log; if that fails, the content is there all the same. */
 static void each_statement_of_opening_fails(void **state)
 {
-    (void)state;
     for (enum sql_fault_kind kind = 0; kind < SQL_FAULT_KINDS; kind++)
         for (int at = 1;; at++) {
             struct conversations_opts o = {.path = path};

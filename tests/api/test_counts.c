@@ -48,7 +48,6 @@ static uint64_t in_all(const struct hcache_hist *h)
 
 static void an_end_is_counted_once_everywhere(void **state)
 {
-    (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
     counts_end(&c, &t);
@@ -82,7 +81,6 @@ static void an_end_is_counted_once_everywhere(void **state)
 
 static void a_missing_full_chunk_is_a_miss(void **state)
 {
-    (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
     t.result.cached_tokens = 192;
@@ -103,7 +101,6 @@ static void a_missing_full_chunk_is_a_miss(void **state)
 
 static void how_a_request_ended(void **state)
 {
-    (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
     t.result.finish = "timeout"; /* the request had generated tokens */
@@ -129,7 +126,6 @@ static void how_a_request_ended(void **state)
 /* The tokens of a request that generated no token do not count as computed. */
 static void tokens_count_with_the_first_token(void **state)
 {
-    (void)state;
     struct counts c = {0};
     struct hcache_ticket t = ended();
     t.result.timings.ttft_ms = 0;
@@ -147,7 +143,6 @@ static void tokens_count_with_the_first_token(void **state)
  * bound's bucket. The last bucket takes all larger values. */
 static void values_fall_into_their_buckets(void **state)
 {
-    (void)state;
     struct counts c = {0};
     assert_true(hcache_hist_bound_s(0) == 1e-4);
     for (int i = 1; i < HCACHE_HIST_BUCKETS; i++)
@@ -174,7 +169,6 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
 /* Plans are counted by their methods, under the names of /metrics. */
 static void plans_are_counted_by_their_methods(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int r, h, k;
@@ -218,7 +212,6 @@ static void plans_are_counted_by_their_methods(void **state)
 /* Each figure of the engine differs from the others, and must arrive in its own field. */
 static void figures_of_the_engine_are_copied(void **state)
 {
-    (void)state;
     struct counts c = {0};
     struct engine_stats e = {.n_replanned = 11,
                              .n_staged = 12,
@@ -316,7 +309,6 @@ static void assert_reasons(const struct hcache_counts *misses,
 
 static void figures_of_the_store_are_copied(void **state)
 {
-    (void)state;
     struct store_stats st = stored;
     for (int i = 0; i < STORE_MISSES; i++)
         st.misses[i] = 300 + (uint64_t)i;
@@ -363,7 +355,6 @@ static void figures_of_the_store_are_copied(void **state)
 /* The public interface counts a fault of the device as one of the store. */
 static void figures_of_the_saver_are_copied(void **state)
 {
-    (void)state;
     struct saver_stats st = {
         .n_chunks = 1, .n_tails = 2, .n_shared = 3, .used_bytes = 4, .bound_bytes = 5};
     for (int i = 0; i < SAVE_ENDS; i++)
@@ -390,7 +381,6 @@ static void figures_of_the_saver_are_copied(void **state)
 
 static void figures_of_the_remote_are_copied(void **state)
 {
-    (void)state;
     struct remote_stats st = {.url = "redis://h:1/0",
                               .is_up = true,
                               .is_full = true,

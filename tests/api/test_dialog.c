@@ -59,7 +59,6 @@ static const char qwen[] =
 
 static void messages_become_text(void **state)
 {
-    (void)state;
     static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}";
     struct tokenizer *t;
     struct dialog *k = dialog_with(qwen, &t);
@@ -85,7 +84,6 @@ static void messages_become_text(void **state)
 /* The template shows how the model writes its calls. */
 static void calls_are_found(void **state)
 {
-    (void)state;
     static const char said[] = "Let me see. <tool_call>\n{\"name\": \"f\", "
                                "\"arguments\": {\"a\": 1.0}}\n</tool_call>";
     struct tokenizer *t;
@@ -130,7 +128,6 @@ static char *rendered(const struct dialog *k, const char *request, bool guarded,
 /* Templates get the texts of the special tokens, variables, tools and the date. */
 static void templates_get_what_they_ask_for(void **state)
 {
-    (void)state;
     static const char template[] = "{{ bos_token is defined }}|{{ eos_token }}|{{ x }}|{% "
                                    "if tools %}{{ tools | length }}"
                                    "{% endif %}|{{ strftime_now('%Y') | int > 2020 }}";
@@ -169,7 +166,6 @@ static void templates_get_what_they_ask_for(void **state)
 /* Special tokens of a template are special; those that a message spells are guarded on request. */
 static void messages_are_guarded_and_templates_are_not(void **state)
 {
-    (void)state;
     static const char template[] =
         "{% for m in messages %}{{ m.content }}{% endfor %}<|endoftext|>",
                       request[] = "{\"messages\":[{\"role\":\"user\",\"content\":"
@@ -198,7 +194,6 @@ static void messages_are_guarded_and_templates_are_not(void **state)
 /* A tokenizer without a template has no dialogs, and a template with an error is told. */
 static void a_dialog_needs_a_template(void **state)
 {
-    (void)state;
     struct dialog *k = (struct dialog *)(uintptr_t)1;
     struct err err = {0};
     struct tokenizer *t = NULL;

@@ -9,7 +9,6 @@
 
 static void each_status_has_its_type(void **state)
 {
-    (void)state;
     static const struct {
         int status;
         const char *type;

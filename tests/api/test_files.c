@@ -57,7 +57,6 @@ static void assert_holds(const char *name, const char *text)
 
 static void a_set_knows_what_it_was_given(void **state)
 {
-    (void)state;
     struct idset s = {0};
     char name[32];
     assert_false(idset_has(&s, "", 0));
@@ -78,7 +77,6 @@ static void a_set_knows_what_it_was_given(void **state)
 /* At most half of the slots are used, and their number doubles from 256 on. */
 static void a_set_grows_by_doubling(void **state)
 {
-    (void)state;
     struct idset s = {0};
     for (int i = 0; i < 600; i++) {
         char name[8];
@@ -98,7 +96,6 @@ static void a_set_grows_by_doubling(void **state)
 
 static void lines_come_one_by_one(void **state)
 {
-    (void)state;
     static const char text[] = "one\n\n  \t\r\ntwo\r\nno line break";
     struct input in;
     struct err err = {0};
@@ -121,7 +118,6 @@ static void lines_come_one_by_one(void **state)
 
 static void a_line_has_a_bound(void **state)
 {
-    (void)state;
     size_t n = (size_t)INPUT_MAX_LINE + 2;
     char *text = xmalloc(n + 4);
     struct input in;
@@ -141,7 +137,6 @@ static void a_line_has_a_bound(void **state)
  * of a file without a line break. Each file is counted before it is read. */
 static void the_bound_counts_the_bytes_of_a_line(void **state)
 {
-    (void)state;
     char *text = xmalloc((size_t)INPUT_MAX_LINE + 1);
     memset(text, 'x', (size_t)INPUT_MAX_LINE + 1);
     for (int more = 0; more < 2; more++) {
@@ -166,7 +161,6 @@ static void the_bound_counts_the_bytes_of_a_line(void **state)
 /* Only white space makes a line blank; a zero byte does not. */
 static void a_blank_end_is_no_line(void **state)
 {
-    (void)state;
     struct input in;
     struct err err = {0};
     assert_int_equal(input_open(&in, put("blank", "\0\n \t", 4), &err), 0);
@@ -186,7 +180,6 @@ static void a_blank_end_is_no_line(void **state)
 
 static void an_input_that_cannot_be_opened_is_named(void **state)
 {
-    (void)state;
     struct input in;
     struct err err = {0};
     char *missing = xasprintf("%s/missing", folder);
@@ -203,7 +196,6 @@ static void an_input_that_cannot_be_opened_is_named(void **state)
 /* A descriptor that cannot be read is a fault, not an end. */
 static void an_input_that_cannot_be_read_is_a_fault(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct input in = {.is_owned = true, .buf = xmalloc(256 << 10)};
     in.fd = open(put("written", "a line\n", 7), O_WRONLY | O_CLOEXEC);
@@ -217,7 +209,6 @@ static void an_input_that_cannot_be_read_is_a_fault(void **state)
 /* The size of a pipe, and of standard input, is unknown. Standard input stays open. */
 static void standard_input_is_neither_counted_nor_closed(void **state)
 {
-    (void)state;
     struct input in;
     struct stat st;
     struct err err = {0};
@@ -240,7 +231,6 @@ static void standard_input_is_neither_counted_nor_closed(void **state)
 /* Descriptor 0 is closed like any other if the input has opened it. */
 static void an_input_may_be_the_first_descriptor(void **state)
 {
-    (void)state;
     struct input in;
     struct stat st;
     struct err err = {0};
@@ -262,7 +252,6 @@ static void an_input_may_be_the_first_descriptor(void **state)
 /* A pipe with a slow writer gives no partial lines. */
 static void a_pipe_may_have_nothing_yet(void **state)
 {
-    (void)state;
     int ends[2];
     struct err err = {0};
     assert_int_equal(pipe(ends), 0);
@@ -299,7 +288,6 @@ static int read_as(const char *text, uint64_t number, struct idset *seen, struct
 
 static void a_line_is_refused_with_a_code(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *code;
     } rows[] = {
@@ -336,7 +324,6 @@ static void a_line_is_refused_with_a_code(void **state)
 /* Each fault says what to change, and where. */
 static void a_refusal_has_its_message(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *code, *param, *message;
     } rows[] = {
@@ -377,7 +364,6 @@ static void a_refusal_has_its_message(void **state)
 /* A line's values may take 16 MiB more memory than its text. Empty lists take 168 bytes each. */
 static void a_line_of_many_values_is_refused(void **state)
 {
-    (void)state;
     static const int n_lists[] = {99000, 103000};
     for (int i = 0; i < 2; i++) {
         struct textbuf text = {0};
@@ -402,7 +388,6 @@ static void a_line_of_many_values_is_refused(void **state)
 /* The lines that answer a request and a line that is none, letter for letter. */
 static void answers_have_their_form(void **state)
 {
-    (void)state;
     struct idset seen = {0};
     struct line l;
     struct fault f = {0};
@@ -436,7 +421,6 @@ static void answers_have_their_form(void **state)
 /* A custom_id has at most LINE_MAX_CUSTOM_ID bytes. The fault names the line and the field. */
 static void a_custom_id_has_a_bound(void **state)
 {
-    (void)state;
     for (int more = 0; more < 2; more++) {
         struct idset seen = {0};
         struct line l;
@@ -467,7 +451,6 @@ static void a_custom_id_has_a_bound(void **state)
 
 static void a_line_that_was_dropped_is_answered(void **state)
 {
-    (void)state;
     struct input in = {.n_lines = 3};
     struct idset seen = {0};
     struct line l;
@@ -486,7 +469,6 @@ static void a_line_that_was_dropped_is_answered(void **state)
 /* A request is named by its text, whatever line it is on. Two equal bad lines get two names. */
 static void names_follow_the_text(void **state)
 {
-    (void)state;
     struct idset none = {0}, other = {0};
     struct line a, b;
     struct fault f;
@@ -517,7 +499,6 @@ static char *answer_a, *answer_b, *fault_c, id_c[80];
 
 static int make_lines(void **state)
 {
-    (void)state;
     struct idset seen = {0};
     struct line l;
     struct fault f;
@@ -539,7 +520,6 @@ static int make_lines(void **state)
 
 static int remove_all(void **state)
 {
-    (void)state;
     char *command = xasprintf("rm -rf %s", folder);
     int rc = system(command);
     free(command);
@@ -560,7 +540,6 @@ static bool is_done(const struct idset *done, const char *custom_id)
 
 static void a_job_goes_on_after_whole_lines(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -591,7 +570,6 @@ static void a_job_goes_on_after_whole_lines(void **state)
  * missing, are cut off. */
 static void an_encrypted_job_goes_on_after_whole_frames(void **state)
 {
-    (void)state;
     static const uint8_t secret[SEAL_KEY_BYTES] = {3}, foreign[SEAL_KEY_BYTES] = {4};
     struct seal *s = seal_shared(secret), *other = seal_shared(foreign);
     struct output o;
@@ -651,7 +629,6 @@ ssize_t read(int fd, void *buf, size_t n)
 /* On some file systems a signal may interrupt a read. */
 static void an_interrupted_read_is_made_again(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -670,7 +647,6 @@ static void an_interrupted_read_is_made_again(void **state)
 /* A job continues only from a regular file that it can open. */
 static void an_output_that_is_no_file_is_refused(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -706,7 +682,6 @@ static void an_output_that_is_no_file_is_refused(void **state)
  * lines. */
 static void a_write_that_fails_is_made_again(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -740,7 +715,6 @@ static void a_write_that_fails_is_made_again(void **state)
 
 static void what_was_not_synced_is_not_there(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -754,7 +728,6 @@ static void what_was_not_synced_is_not_there(void **state)
 /* Lines of more than one buffer are all found, and a file of another kind is recognised late. */
 static void a_long_output_is_read_to_its_end(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -790,7 +763,6 @@ static void a_long_output_is_read_to_its_end(void **state)
 /* Lines for standard output are written at its position, and it stays open. */
 static void standard_output_is_written_and_stays_open(void **state)
 {
-    (void)state;
     struct output o;
     struct idset done = {0};
     struct err err = {0};
@@ -824,7 +796,6 @@ static void standard_output_is_written_and_stays_open(void **state)
 /* A user who names the wrong file loses nothing. */
 static void a_file_of_another_kind_stays_as_it_is(void **state)
 {
-    (void)state;
     static const char *const texts[] = {"my letters\n", "{\"custom_id\":\"a\"}\n",
                                         "{}",           "{\"id\": \"chatcmpl-1\"}\n",
                                         "\n",           "x"};
@@ -843,7 +814,6 @@ static void a_file_of_another_kind_stays_as_it_is(void **state)
 
 static void one_job_writes_a_file(void **state)
 {
-    (void)state;
     struct output a, b;
     struct idset done = {0};
     struct err err = {0};
@@ -861,7 +831,6 @@ static void one_job_writes_a_file(void **state)
 
 static void the_time_left_is_a_range(void **state)
 {
-    (void)state;
     struct estimate e = {.lines_done = 10,
                          .bytes_done = 1000,
                          .lines_left = 20,

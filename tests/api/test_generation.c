@@ -68,7 +68,6 @@ static struct client client(void)
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {
         .model = "models/demo", .threads = 1, .max_context = CONTEXT};
     struct hcache_err err = {0};
@@ -79,7 +78,6 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_serve_stop(h);
     hcache_close(h);
     pthread_cond_destroy(&told.woken);
@@ -89,7 +87,6 @@ static int close_model(void **state)
 
 static int forget_told(void **state)
 {
-    (void)state;
     told.n_began = told.n_missed = told.n_results = 0;
     memset(told.n_ended, 0, sizeof told.n_ended);
     return 0;
@@ -199,7 +196,6 @@ static int64_t cached_for(const char *key_salt, const char *body)
 /* State is shared by requests with the key's and the request's own salt, and by no others. */
 static void salts_share_nothing(void **state)
 {
-    (void)state;
     static const char plain[] = "{\"prompt\":\"x\",\"max_tokens\":1}";
     static const char salted[] =
         "{\"prompt\":\"x\",\"max_tokens\":1,\"cache_salt\":\"own\"}";
@@ -230,7 +226,6 @@ static void generates(unsigned kind, const char *body, int n_prompt, int want)
  */
 static void answers_without_a_bound_have_the_default(void **state)
 {
-    (void)state;
     static const char text[] = "{\"prompt\":\"x\",\"ignore_eos\":true}",
                       chat[] = "{\"messages\":[],\"ignore_eos\":true}";
     generates(REQUEST_COMPLETION, text, 5, 16);
@@ -245,7 +240,6 @@ static void answers_without_a_bound_have_the_default(void **state)
 
 static void the_envelope_is_that_of_the_request(void **state)
 {
-    (void)state;
     int n = 4;
     struct json *a = answer_to(REQUEST_COMPLETION, "{\"prompt\":\"x\",\"max_tokens\":1}",
                                &n, 1);
@@ -272,7 +266,6 @@ static void the_envelope_is_that_of_the_request(void **state)
  * time. */
 static void each_answer_has_its_seed(void **state)
 {
-    (void)state;
     const int lengths[2] = {20, 33};
     struct json *all = answer_to(REQUEST_COMPLETION, SAMPLED("2", "40"), lengths, 2);
     assert_int_equal(json_count(json_member(all, "choices")), 4);
@@ -310,7 +303,6 @@ static void refused(const struct client *c, const char *body, const int *lengths
 
 static void what_cannot_be_answered_is_refused(void **state)
 {
-    (void)state;
     struct client c = client();
     static const char text[] = "{\"prompt\":\"x\"}",
                       none[] = "{\"prompt\":\"x\",\"max_tokens\":0}";
@@ -329,7 +321,6 @@ static void what_cannot_be_answered_is_refused(void **state)
 /* Agents always ask for many tokens. They get those that the context has left, and are told. */
 static void more_than_the_context_has_left_is_cut(void **state)
 {
-    (void)state;
     const int length = CONTEXT - 3;
     struct json *a = answer_to(
         REQUEST_COMPLETION, "{\"prompt\":\"x\",\"ignore_eos\":true,\"max_tokens\":32000}",
@@ -344,7 +335,6 @@ static void more_than_the_context_has_left_is_cut(void **state)
 /* A queue that is full now may have room later, and says so. */
 static void a_full_queue_is_told_to_try_again(void **state)
 {
-    (void)state;
     struct client c = client();
     struct generation *g[8] = {NULL};
     struct fault f = {0};
@@ -372,7 +362,6 @@ static void a_full_queue_is_told_to_try_again(void **state)
 /* Fields whose bounds depend on the model are refused by their own names. */
 static void fields_are_bounded_by_the_model(void **state)
 {
-    (void)state;
     static const struct {
         const char *body, *param, *message; /* param NULL: accepted */
     } rows[] = {
@@ -421,7 +410,6 @@ static void fields_are_bounded_by_the_model(void **state)
 /* A request without a seed of its own has the client's, or a random one. */
 static void a_seed_may_be_the_clients(void **state)
 {
-    (void)state;
     static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,"
                                "\"max_tokens\":8}";
     int n = 20;
@@ -459,7 +447,6 @@ static void a_seed_may_be_the_clients(void **state)
 
 static void each_answer_begins_and_ends_once(void **state)
 {
-    (void)state;
     int n = 12;
     json_free(answer_to(REQUEST_COMPLETION, SAMPLED("3", "1"), &n, 1));
     assert_int_equal(told.n_began, 3);
@@ -472,7 +459,6 @@ static void each_answer_begins_and_ends_once(void **state)
 
 static void what_nobody_reads_is_cancelled(void **state)
 {
-    (void)state;
     struct client c = client();
     struct generation *g;
     struct fault f;
@@ -513,7 +499,6 @@ static void read_stream(char *events, struct textbuf *text, int *n_ends, bool *i
 
 static void a_stream_says_what_an_answer_says(void **state)
 {
-    (void)state;
     struct client c = client();
     struct generation *g;
     struct fault f;
@@ -555,7 +540,6 @@ static void begins(struct generation *g, struct textbuf *out)
 /* A stream begins once, however often it is read. Nothing follows its end. */
 static void a_stream_begins_once(void **state)
 {
-    (void)state;
     struct client c = client();
     struct dialect dialect = shape_completions;
     struct generation *g;
@@ -582,7 +566,6 @@ static void a_stream_begins_once(void **state)
 /* A generation of a chat owns the prompt and its text, and remembers the answer's tokens. */
 static void a_chat_owns_its_text(void **state)
 {
-    (void)state;
     static const char asked[] = "The sea is";
     const struct answers_opts o = {.max_entries = 4, .max_bytes = 1 << 20};
     struct answers_stats st;
@@ -628,7 +611,6 @@ static int keeps_nothing(struct generation *g, struct fault *f)
  * of its normal end. */
 static void what_cannot_be_kept_is_told(void **state)
 {
-    (void)state;
     struct client c = client();
     struct dialect dialect = shape_completions;
     struct generation *g;

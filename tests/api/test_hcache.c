@@ -71,7 +71,6 @@ static void refuse_open(const struct hcache_opts *o, const char *word)
 
 static void options_that_cannot_be_used(void **state)
 {
-    (void)state;
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
     char dir[TEMPDIR_BYTES];
     const char *const same[] = {dir, dir};
@@ -136,7 +135,6 @@ static void refuse_or_look_for_model(struct hcache_opts *o, bool is_refused,
 
 static void each_number_has_its_bounds(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         size_t at;
@@ -173,7 +171,6 @@ static void each_number_has_its_bounds(void **state)
 
 static void options_that_exclude_each_other(void **state)
 {
-    (void)state;
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
     static const uint64_t speeds[] = {1, 65535, 65536, 1 << 20};
     for (int i = 0; i < 4; i++) {
@@ -236,7 +233,6 @@ static void options_that_exclude_each_other(void **state)
 /* What is wrong with a future request, or a missing tokenizer, is said before the weights. */
 static void a_future_request_is_checked_ahead(void **state)
 {
-    (void)state;
     static const struct {
         struct hcache_request r;
         const char *word; /* NULL: accepted */
@@ -271,7 +267,6 @@ static void a_future_request_is_checked_ahead(void **state)
 
 static void what_has_no_effect_is_told(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_model_info info;
     n_warnings = 0;
@@ -306,7 +301,6 @@ static void what_has_no_effect_is_told(void **state)
 
 static void requests_that_cannot_be_used(void **state)
 {
-    (void)state;
     int32_t prompt[600];
     make_prompt(prompt, 600);
     static const struct {
@@ -394,7 +388,6 @@ static void requests_that_cannot_be_used(void **state)
 /* Values at their bounds are accepted. */
 static void requests_at_their_bounds(void **state)
 {
-    (void)state;
     int32_t prompt[512];
     make_prompt(prompt, 512);
     prompt[3] = 0;
@@ -433,7 +426,6 @@ static void requests_at_their_bounds(void **state)
 
 static void stop_strings_have_bounds(void **state)
 {
-    (void)state;
     static char longest[HCACHE_MAX_STOP_BYTES + 2];
     const char *stop[HCACHE_MAX_STOP];
     int32_t prompt[4];
@@ -469,7 +461,6 @@ static void stop_strings_have_bounds(void **state)
 /* Shapings at their bounds are accepted, and refused beyond them. */
 static void shapings_have_bounds(void **state)
 {
-    (void)state;
     static struct hcache_bias bias[HCACHE_MAX_BIAS + 1];
     static int32_t stop[HCACHE_MAX_STOP_IDS + 1];
     int32_t prompt[4];
@@ -531,7 +522,6 @@ static void shapings_have_bounds(void **state)
 
 static void the_model_is_described(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_model_info info, other;
     o.store_in_memory = true; /* only saved state has a fingerprint */
@@ -575,7 +565,6 @@ static void the_model_is_described(void **state)
 
 static void text_without_a_tokenizer(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache *h = open_or_fail(&o);
     struct hcache_model_info info;
@@ -627,7 +616,6 @@ static void text_without_a_tokenizer(void **state)
 /* A special token that a message spells is guarded on request, and then stays text. */
 static void guards_keep_text_from_being_special(void **state)
 {
-    (void)state;
     static const char chat[] =
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a<|end|>\"}],\"tools\":null}";
     struct hcache_opts o = options(DEMO);
@@ -721,7 +709,6 @@ static void check_cuts(const struct sink *s)
  * and broken. */
 static void text_comes_in_whole_characters(void **state)
 {
-    (void)state;
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
     static struct sink s;
@@ -770,7 +757,6 @@ static void note_progress(void *arg, int n_done)
  * prompt. Restored tokens count like computed ones. */
 static void a_prompt_tells_how_far_it_is(void **state)
 {
-    (void)state;
     enum { N = 1300 };
     static int32_t prompt[N];
     struct hcache_opts o = {.model = "synth:tiny-mha",
@@ -809,7 +795,6 @@ static bool stop_after_a_step(void *n_asked)
  * neither the rest of the prompt nor a token is computed. */
 static void a_prompt_is_cancelled_before_its_end(void **state)
 {
-    (void)state;
     enum { N = 1300 };
     static int32_t prompt[N];
     struct hcache_opts o = {
@@ -834,7 +819,6 @@ static void a_prompt_is_cancelled_before_its_end(void **state)
 /* A request's biases, penalties and stop tokens reach the choice of its tokens. */
 static void shaping_reaches_the_choice_of_tokens(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache *h = open_or_fail(&o);
     struct hcache_err err = {0};
@@ -884,7 +868,6 @@ static void shaping_reaches_the_choice_of_tokens(void **state)
 
 static void cancelling_is_final(void **state)
 {
-    (void)state;
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
     static struct sink s;
@@ -913,7 +896,6 @@ static void cancelling_is_final(void **state)
 
 static void encode_and_decode(void **state)
 {
-    (void)state;
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
     struct hcache_err err = {0};
@@ -947,7 +929,6 @@ static void encode_and_decode(void **state)
 /* Returns a number of tokens with their log-probabilities, as a ticket hands them out. */
 static void log_probabilities_come_with_their_tokens(void **state)
 {
-    (void)state;
     enum { TOP = 3, TOKENS = 12 };
     int32_t prompt[5];
     struct hcache_opts o = options(DEMO);
@@ -1035,7 +1016,6 @@ static void expect_same(struct hcache_result *r, const struct hcache_result *ref
  * used, and the miss gives that reason. */
 static void a_store_outlives_its_process(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], cmd[TEMPDIR_BYTES + 128];
     tempdir_make(dir, "test");
     const char *dirs[] = {dir};
@@ -1105,7 +1085,6 @@ static struct hcache_result restored(struct hcache *h, int n)
  * result tells the parts of the prompt apart. */
 static void the_tiers_of_restored_tokens_are_told(void **state)
 {
-    (void)state;
     static const struct {
         int n, cached;    /* tokens of the prompt, and of its restored part */
         bool reopens;     /* before the request */
@@ -1168,7 +1147,6 @@ static void the_tiers_of_restored_tokens_are_told(void **state)
  * computed. */
 static void turns_of_a_conversation(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     o.store_in_memory = true;
     struct hcache *h = open_or_fail(&o);
@@ -1209,7 +1187,6 @@ static const char *stored_layers(struct hcache *h, const char *salt)
 /* A forced plan may need any kind of record later. A request may also name the kinds itself. */
 static void what_is_saved_follows_from_plan_and_save(void **state)
 {
-    (void)state;
     static const struct {
         const char *plan, *save, *layers;
     } rows[] = {{"kv", NULL, "BBBB"},   {"hidden", NULL, "BBBB"}, {"RHKK", NULL, "BBBB"},
@@ -1269,7 +1246,6 @@ static void what_is_saved_follows_from_plan_and_save(void **state)
 /* State with a time to live is counted, and other state is not. */
 static void a_time_to_live_reaches_the_store(void **state)
 {
-    (void)state;
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_cache_stats s;
     int32_t prompt[512];
@@ -1300,7 +1276,6 @@ static void a_time_to_live_reaches_the_store(void **state)
  * gives an error. */
 static void tickets_are_given_up_anywhere(void **state)
 {
-    (void)state;
     int32_t prompt[300];
     make_prompt(prompt, 300);
     struct hcache_opts o = options("synth:tiny-mha");
@@ -1345,7 +1320,6 @@ static void tickets_are_given_up_anywhere(void **state)
 /* A missed deadline gives a timeout. An invalid deadline or priority is refused. */
 static void time_is_bounded(void **state)
 {
-    (void)state;
     int32_t prompt[300];
     make_prompt(prompt, 300);
     struct hcache_opts o = options("synth:tiny-mha");
@@ -1392,7 +1366,6 @@ static void time_is_bounded(void **state)
 /* Uses a handle without an engine thread, then with one, then without one again. */
 static void threads_come_and_go(void **state)
 {
-    (void)state;
     int32_t prompt[100];
     make_prompt(prompt, 100);
     struct hcache_opts o = options("synth:tiny-mha");
@@ -1423,7 +1396,6 @@ static void threads_come_and_go(void **state)
  * reused. */
 static void the_device_is_used_again(void **state)
 {
-    (void)state;
     int32_t prompt[300];
     make_prompt(prompt, 300);
     for (int reuse = 0; reuse < 2; reuse++) {

@@ -74,7 +74,6 @@ static void items_are(const char *sent, const char *want)
 
 static void what_is_sent_gets_one_form(void **state)
 {
-    (void)state;
     items_are("\"hi\"", "[{\"type\":\"message\",\"status\":\"completed\",\"role\":\"user\","
                         "\"content\":[{\"type\":\"input_text\",\"text\":\"hi\"}]}]");
     items_are("[]", "[]");
@@ -99,7 +98,6 @@ static void what_is_sent_gets_one_form(void **state)
 
 static void ids_are_drawn_by_type(void **state)
 {
-    (void)state;
     struct json *items = read_items(
         "[{\"role\":\"user\",\"content\":\"a\"},{\"type\":\"function_call\",\"call_id\":"
         "\"c\",\"name\":\"n\",\"arguments\":\"\"},{\"type\":\"function_call_output\","
@@ -139,7 +137,6 @@ static void refused(const char *sent, const char *code, const char *part)
 
 static void what_is_not_supported_is_refused(void **state)
 {
-    (void)state;
     refused("7", NULL, "must be a text, or a list of at most 4096 items");
     refused("[1]", NULL, "element 0 is no object");
     refused(
@@ -167,7 +164,6 @@ static void what_is_not_supported_is_refused(void **state)
 
 static void the_number_of_items_is_bounded(void **state)
 {
-    (void)state;
     static const char item[] = "{\"role\":\"user\",\"content\":\"\"}";
     for (int n = ITEMS_MAX; n <= ITEMS_MAX + 1; n++) {
         char *all = xmalloc((size_t)n * sizeof item + 2), *p = all;
@@ -206,7 +202,6 @@ static void messages_are(const char *sent, const char *want)
  * message. */
 static void templates_get_messages(void **state)
 {
-    (void)state;
     messages_are(
         "[" SAID("user", "a") "," SAID("developer", "b") "," SAID("system", "c") "]",
         "[" SAID("user", "a") "," SAID("system", "b") "," SAID("system", "c") "]");
@@ -247,7 +242,6 @@ static void title_is(const char *sent, size_t max, const char *want)
 
 static void the_first_words_of_the_user_are_the_title(void **state)
 {
-    (void)state;
     title_is("[" SAID("system", "s") "," SAID("user", "first") "," SAID("user", "b") "]",
              80, "first");
     title_is("\"one\\n\\ttwo three\"", 9, "one  two ");
@@ -291,7 +285,6 @@ static void page_is(struct items_page page, const char *want, bool has_more)
 
 static void pages_go_either_way(void **state)
 {
-    (void)state;
     page_is((struct items_page){.limit = 2, .oldest_first = true}, "ab", true);
     page_is((struct items_page){.limit = 2, .oldest_first = true, .after = "b"}, "cd",
             true);
@@ -314,7 +307,6 @@ static void pages_go_either_way(void **state)
 
 static void searches_find_texts_alone(void **state)
 {
-    (void)state;
     static const struct {
         const char *query;
         bool found;

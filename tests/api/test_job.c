@@ -41,7 +41,6 @@ static void put(const char *name, const struct textbuf *text)
 
 static int open_all(void **state)
 {
-    (void)state;
     struct hcache_opts o = {.model = "synth:tiny-gqa", .threads = 1, .max_sequences = 4};
     struct hcache_err herr = {0};
     strcpy(folder, "/tmp/hcache-job.XXXXXX");
@@ -64,7 +63,6 @@ static int open_all(void **state)
 
 static int close_all(void **state)
 {
-    (void)state;
     char *command = xasprintf("rm -rf %s", folder);
     int rc = system(command);
     free(command);
@@ -209,7 +207,6 @@ static void yield_soon(struct told *t, const struct batch_counts *c)
  * than a job's turn would never end. */
 static void a_job_that_yields_loses_no_work(void **state)
 {
-    (void)state;
     struct told t = {.act = yield_soon};
     struct batch_counts c;
     int n;
@@ -230,7 +227,6 @@ static void stop_soon(struct told *t, const struct batch_counts *c)
 
 static void a_job_that_is_stopped_goes_on(void **state)
 {
-    (void)state;
     struct told t = {.act = stop_soon};
     struct batch_counts c;
     int n;
@@ -245,7 +241,6 @@ static void a_job_that_is_stopped_goes_on(void **state)
 /* The output stays within its limit, and no line is cut. */
 static void answers_stay_within_their_bound(void **state)
 {
-    (void)state;
     struct told t = {0};
     struct batch_counts c;
     int n;
@@ -297,7 +292,6 @@ static void make_room_soon(struct told *t, const struct batch_counts *c)
  * can wake it. */
 static void a_full_queue_is_waited_for(void **state)
 {
-    (void)state;
     struct told t = {.act = make_room_soon};
     struct batch_counts c;
     n_told = 0;
@@ -365,7 +359,6 @@ static void assert_lines(const char *name, int n, const char *const *texts, int 
  * output. Several answers to one request stand in one line. */
 static void refused_lines_are_answered_in_the_errors(void **state)
 {
-    (void)state;
     static const char *const lines[] = {
         LINE("two", "completions",
              "\"prompt\":[[5,7],[6,7]],\"max_tokens\":3,\"n\":2,\"ignore_eos\":true"),
@@ -451,7 +444,6 @@ static char *block_line(const char *id, int token, int last, const char *more)
  * order of the file. */
 static void common_beginnings_follow_one_another(void **state)
 {
-    (void)state;
     static const char *const salts[] = {"", ",\"cache_salt\":\"y\""};
     static const char *const wants[2][4] = {{"a1", "a2", "b1", "b2"},
                                             {"b1", "b2", "a1", "a2"}};
@@ -489,7 +481,6 @@ static void common_beginnings_follow_one_another(void **state)
  * of the batch. The same file gives the same answers again. */
 static void each_line_has_its_seed(void **state)
 {
-    (void)state;
     static const char *const lines[] = {
         LINE("0", "completions",
              "\"prompt\":[5],\"max_tokens\":20,\"temperature\":9,\"logprobs\":1"),
@@ -545,7 +536,6 @@ static void watch_estimate(struct told *t, const struct batch_counts *c)
  * done a part of the lines. */
 static void the_time_left_comes_to_an_end(void **state)
 {
-    (void)state;
     struct told t = {.act = stop_soon};
     struct batch_counts c, stopped;
     assert_int_equal(run("timed", 0, &t, &stopped), ERR_CANCELLED);
@@ -586,7 +576,6 @@ static char *path_of(const char *name)
 /* The input must not be an output, by any of its names. Output and errors may be one file. */
 static void the_input_is_no_output(void **state)
 {
-    (void)state;
     char *in = path_of("in"), *link_in = path_of("link in"), *other = path_of("other");
     assert_int_equal(link(in, link_in), 0);
     const struct {
@@ -625,7 +614,6 @@ static void the_input_is_no_output(void **state)
  * and the bound may be raised while it runs. */
 static void the_bound_of_answers_is_exact(void **state)
 {
-    (void)state;
     struct told t = {0};
     struct batch_counts c;
     int n;
@@ -654,7 +642,6 @@ static void raise_bound(struct told *t, const struct batch_counts *c)
 
 static void a_job_may_get_its_model_and_room_later(void **state)
 {
-    (void)state;
     char *in = path_of("in"), *out = path_of("later");
     struct told t = {.act = raise_bound};
     struct batch_counts c;
@@ -705,7 +692,6 @@ static int run_stdin(int fd, const char *name, struct batch_counts *c)
  * known of the time that is left. */
 static void a_slow_pipe_is_waited_for(void **state)
 {
-    (void)state;
     static const char line[] = LINE("0", "completions",
                                     "\"prompt\":[5],\"max_tokens\":2") "\n";
     int ends[2];
@@ -731,7 +717,6 @@ static void a_slow_pipe_is_waited_for(void **state)
 /* A descriptor that cannot be read ends the job with its fault. */
 static void an_input_that_fails_ends_the_job(void **state)
 {
-    (void)state;
     struct batch_counts c;
     char *path = path_of("unreadable");
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -755,7 +740,6 @@ static void free_place(struct told *t, const struct batch_counts *c)
  * one, so one line runs after the other, and finds their common beginning on the device. */
 static void priorities_are_those_of_the_lines_or_of_the_job(void **state)
 {
-    (void)state;
     static const int32_t prompt[] = {5, 6, 7};
     const struct hcache_request r = {
         .prompt = prompt, .n_prompt = 3, .max_tokens = 2000, .ignore_eos = true};
@@ -796,7 +780,6 @@ static void count_ahead(struct told *t, const struct batch_counts *c)
 /* No more lines are read than may wait and run. */
 static void lines_ahead_are_bounded(void **state)
 {
-    (void)state;
     static const struct {
         int lookahead, in_flight;
     } rows[] = {{3, 1}, {1, 2}, {4, 3}};
@@ -837,7 +820,6 @@ static void count_at_once(struct told *t, const struct batch_counts *c)
  * job, or with an interval of an hour only once, at the end. */
 static void answers_in_flight_are_bounded(void **state)
 {
-    (void)state;
     static const char *const lines[] = {
         LINE("0", "completions", "\"prompt\":[5],\"max_tokens\":60,\"ignore_eos\":true"),
         LINE("1", "completions", "\"prompt\":[6],\"max_tokens\":60,\"ignore_eos\":true"),

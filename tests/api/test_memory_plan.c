@@ -31,7 +31,6 @@ static int reserve(const struct stack *k, uint64_t weights, struct err *err)
 
 static void weights_beyond_the_machine_are_refused(void **state)
 {
-    (void)state;
     struct sysinfo s;
     struct stack k;
     struct err err = {0};
@@ -54,7 +53,6 @@ static void weights_beyond_the_machine_are_refused(void **state)
  * refused at the start. */
 static void copies_beyond_memory_are_refused_with_the_sums(void **state)
 {
-    (void)state;
     struct sysinfo s;
     struct stack k;
     struct err err = {0};
@@ -90,7 +88,6 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
  * and leave at least as much memory free as they take. */
 static void auto_copies_fit_beside_the_rest(void **state)
 {
-    (void)state;
     struct sysinfo s;
     struct stack k;
     struct model_need need = {.n_parts = 1};
@@ -193,7 +190,6 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     struct memory_share s;
     struct err err = {0};
     char text[40];
-    (void)state;
     open_budget_stack();
     uint64_t least = least_budget(8);
     assert_true(least > 40 * MB + context_bytes && least < 140 * MB + context_bytes);
@@ -223,7 +219,6 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
 static void keys_and_values_come_before_layers(void **state)
 {
     struct memory_share s;
-    (void)state;
     open_budget_stack();
     uint64_t least = least_budget(4), base = least - context_bytes;
     int resident = 0;
@@ -255,7 +250,6 @@ static void keys_and_values_come_before_layers(void **state)
  * context. */
 static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
 {
-    (void)state;
     open_budget_stack();
     struct model m = *budget_stack.model;
     struct memory_ask a = {.model = &m, .max_seqs = 3, .max_rows = 64};
@@ -281,7 +275,6 @@ static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
  * so. */
 static void a_store_in_memory_counts_beside_the_weights(void **state)
 {
-    (void)state;
     struct sysinfo s;
     struct err err = {0};
     struct model_need need = {.n_parts = 1};
@@ -313,7 +306,6 @@ static void a_store_in_memory_counts_beside_the_weights(void **state)
 /* Each part of a store's memory is part of the least budget, and counts only with a store. */
 static void the_stores_memory_is_part_of_the_budget(void **state)
 {
-    (void)state;
     open_budget_stack();
     uint64_t without = least_budget(1);
     also.has_store = true;
@@ -350,7 +342,6 @@ static uint64_t larger(uint64_t a, uint64_t b)
  * start, whichever is more. */
 static void the_least_budget_is_a_sum(void **state)
 {
-    (void)state;
     enum { PAGE = 4096, ROWS = 64, SEQS = 5 };
     open_budget_stack();
     const struct model *m = budget_stack.model;
@@ -371,7 +362,6 @@ static void the_least_budget_is_a_sum(void **state)
 /* A device with memory of its own refuses what does not fit, with the parts. */
 static void a_device_of_its_own_has_its_own_memory(void **state)
 {
-    (void)state;
     struct err err = {0};
     open_budget_stack();
     struct device dev = *budget_stack.model->dev;
@@ -395,7 +385,6 @@ static void percentages_and_texts(void **state)
 {
     struct memory_share s;
     struct err err = {0};
-    (void)state;
     open_budget_stack();
     assert_int_equal(share("0%", 1, 0, &s, &err), 0);
     assert_int_equal(s.n_resident, 0);

@@ -16,13 +16,11 @@ static struct tokenizer *t;
 static int open_tokenizer(void **state)
 {
     struct err e;
-    (void)state;
     return tokenizer_open(&t, "models/demo", &e);
 }
 
 static int close_tokenizer(void **state)
 {
-    (void)state;
     tokenizer_close(t);
     return 0;
 }
@@ -43,7 +41,6 @@ static void expect(const char *prompt, int at, const char *want)
 
 static void the_text_from_there_on_is_shown(void **state)
 {
-    (void)state;
     expect("The sea", 0, "not stored: the prompt differs at token 0: \"The sea\"");
     expect("a\nb\"c\x7f", 0, "not stored: the prompt differs at token 0: \"a b c \"");
     expect("The sea", 2, "not stored: the prompt differs at token 2");
@@ -51,7 +48,6 @@ static void the_text_from_there_on_is_shown(void **state)
 
 static void the_place_is_told_without_a_tokenizer(void **state)
 {
-    (void)state;
     const int32_t ids[3] = {1, 2, 3};
     char out[60] = "x";
     miss_text(NULL, ids, 3, 1, out, sizeof out);
@@ -65,7 +61,6 @@ static void the_place_is_told_without_a_tokenizer(void **state)
 /* An excerpt has at most twelve tokens and 48 bytes, and only whole characters. */
 static void an_excerpt_is_short_and_whole(void **state)
 {
-    (void)state;
     for (int kind = 0; kind < 2; kind++) {
         char prompt[400] = "";
         for (int i = 0; i < 60; i++)

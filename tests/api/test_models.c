@@ -29,7 +29,6 @@ static int choose(const char *uses, const uint64_t *last, uint64_t bytes, uint64
 static void the_least_recently_used_idle_model_leaves(void **state)
 {
     static const uint64_t last[] = {4, 2, 3, 1};
-    (void)state;
     assert_int_equal(choose("000-", last, 10, 40, false), MODELS_FITS);
     assert_int_equal(choose("000-", last, 11, 40, false), 1);
     assert_int_equal(choose("010-", last, 11, 40, false), 2); /* 1 is in use */
@@ -48,7 +47,6 @@ static void names_find_their_model(void **state)
 {
     static const char *const a[] = {"org/red"}, *const b[] = {"blue.gguf"};
     const struct model_names m[] = {{.items = a, .n = 1}, {.items = b, .n = 1}};
-    (void)state;
     assert_int_equal(client_find_model(m, 2, NULL), 0);
     assert_int_equal(client_find_model(m, 2, "default"), 0);
     assert_int_equal(client_find_model(m, 2, "red"), 0);
@@ -69,7 +67,6 @@ static void a_failed_loading_fails_those_that_waited(void **state)
     struct models_stats st;
     struct hcache *h;
     struct err err = {0};
-    (void)state;
     assert_int_equal(models_open(&o, &m, &err), 0);
     for (int i = 1; i <= 2; i++) {
         assert_int_not_equal(models_wait(m, 0, &h, &err), 0);

@@ -77,14 +77,12 @@ static void fail_each(struct hcache_opts o, int n_least, bool can_do_without)
 
 static void of_an_engine(void **state)
 {
-    (void)state;
     fail_each((struct hcache_opts){.model = "synth:tiny-gqa", .threads = 3}, 5, false);
 }
 
 /* Memory that is provided ahead is a convenience. */
 static void of_copies_in_memory(void **state)
 {
-    (void)state;
     fail_each((struct hcache_opts){.model = "synth:tiny-gqa",
                                    .threads = 1,
                                    .dram_bytes = 1 << 20},

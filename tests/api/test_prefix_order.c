@@ -55,7 +55,6 @@ static const char *order_of(const char *const *runs, int n)
 
 static void what_shares_nothing_keeps_its_order(void **state)
 {
-    (void)state;
     assert_string_equal(ORDER("c100", "a100", "b100"), "012");
     /* A common beginning of less than a block does not change the order. */
     assert_string_equal(ORDER("a63c9", "b99", "a63d9"), "012");
@@ -63,14 +62,12 @@ static void what_shares_nothing_keeps_its_order(void **state)
 
 static void a_shared_prefix_stays_together(void **state)
 {
-    (void)state;
     assert_string_equal(ORDER("a100x9", "b100x9", "a100y9", "b100y9"), "0213");
     assert_string_equal(ORDER("a64x9", "b99", "a64y9"), "021");
 }
 
 static void the_longest_prefix_goes_first(void **state)
 {
-    (void)state;
     assert_string_equal(ORDER("a100x9", "a100y9", "b200x9", "b200y9"), "2301");
     /* The same holds after a common beginning: documents that follow one system prompt, each with
      * its questions. */
@@ -80,14 +77,12 @@ static void the_longest_prefix_goes_first(void **state)
 
 static void a_prompt_that_another_continues_is_beside_it(void **state)
 {
-    (void)state;
     assert_string_equal(ORDER("a200", "b100", "a100"), "021");
     assert_string_equal(ORDER("a100", "b99", "a100", "a100"), "0231");
 }
 
 static void groups_share_nothing(void **state)
 {
-    (void)state;
     struct prefix_order o;
     char out[4];
     prefix_order_init(&o, room, MAX_ITEMS);
@@ -102,7 +97,6 @@ static void groups_share_nothing(void **state)
 
 static void a_prompt_that_comes_later_may_go_next(void **state)
 {
-    (void)state;
     struct prefix_order o;
     prefix_order_init(&o, room, MAX_ITEMS);
     prefix_order_add(&o, prompt(0, "a100x9"));
@@ -135,7 +129,6 @@ static int tree_tokens(int n)
  * can beat. Prompts are made of whole blocks, so every common token counts. */
 static void each_prefix_is_computed_once(void **state)
 {
-    (void)state;
     srand(1);
     for (int round = 0; round < 200; round++) {
         struct prefix_order o;

@@ -21,7 +21,6 @@ static struct hcache *h, *bare; /* `bare` has no chat template */
 
 static int open_models(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {.model = "models/demo",
                                   .threads = 1,
                                   .max_context = CONTEXT,
@@ -34,7 +33,6 @@ static int open_models(void **state)
 
 static int close_models(void **state)
 {
-    (void)state;
     hcache_close(h);
     hcache_close(bare);
     return 0;
@@ -68,7 +66,6 @@ static char *render(struct hcache *of, const char *messages, bool plain, struct 
 
 static void plain_text_has_a_line_for_each_message(void **state)
 {
-    (void)state;
     static const struct {
         const char *messages, *text;
     } rows[] = {
@@ -97,7 +94,6 @@ static void plain_text_has_a_line_for_each_message(void **state)
 
 static void messages_without_a_plain_form_are_refused(void **state)
 {
-    (void)state;
     static const char lists[] = "'messages' must be a list of messages";
     static const char roles[] =
         "message 1 has no role among system, developer, user, assistant";
@@ -143,7 +139,6 @@ static void messages_without_a_plain_form_are_refused(void **state)
 
 static void a_template_is_used_where_there_is_one(void **state)
 {
-    (void)state;
     struct fault f;
     static const char hi[] = "[{\"role\":\"user\",\"content\":\"Hi there\"}]";
     char *plain = render(h, hi, true, &f), *text = render(h, hi, false, &f);
@@ -172,7 +167,6 @@ static void a_template_is_used_where_there_is_one(void **state)
  * answer is guarded in the same way as the prompt before it. */
 static void special_tokens_are_guarded(void **state)
 {
-    (void)state;
     static const char answer[] = "<|end|>";
     struct json *v = parse("[{\"role\":\"user\",\"content\":\"<|end|>\"}]");
     size_t n_bytes[2];
@@ -210,7 +204,6 @@ static char *words(int n)
  * history that is truncated. */
 static void a_text_may_fill_the_context(void **state)
 {
-    (void)state;
     for (int truncates = 0; truncates < 2; truncates++) {
         int64_t most = truncates ? HISTORY : CONTEXT;
         int n = 1;
@@ -239,7 +232,6 @@ static void a_text_may_fill_the_context(void **state)
  * texts together. */
 static void a_history_has_a_bound(void **state)
 {
-    (void)state;
     char *text = words(4 * 16 * CONTEXT);
     for (int truncates = 0; truncates < 2; truncates++) {
         int64_t most = truncates ? HISTORY : 16 * CONTEXT;
@@ -280,7 +272,6 @@ static int system_tokens(const char *messages)
 
 static void the_systems_messages_are_kept(void **state)
 {
-    (void)state;
     enum { AROUND = 32 }; /* tokens that a template may add around a message */
     int32_t *ids;
     int n;

@@ -59,7 +59,6 @@ static void part_is(const struct json *list, size_t i, int from, int to, const c
 
 static void the_prefix_is_told_part_by_part(void **state)
 {
-    (void)state;
     struct hcache_result r = answer();
     struct json *o = provenance_json(&r, "");
     const struct json *prefix = json_member(o, "prefix");
@@ -91,7 +90,6 @@ static void the_prefix_is_told_part_by_part(void **state)
 /* State from memory and from the disk is told apart, in the order of its tokens. */
 static void restored_tokens_are_told_by_their_tier(void **state)
 {
-    (void)state;
     struct hcache_result r = answer();
     r.tier = "dram+disk";
     r.n_restored_parts = 3;
@@ -111,7 +109,6 @@ static void restored_tokens_are_told_by_their_tier(void **state)
 
 static void times_have_their_names(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "queue_ms",      "lookup_ms",          "plan_ms",         "restore_ms",
         "restore_io_ms", "restore_compute_ms", "restore_wait_ms", "prefill_ms",
@@ -125,7 +122,6 @@ static void times_have_their_names(void **state)
 
 static void a_plan_is_told_or_null(void **state)
 {
-    (void)state;
     struct hcache_result r = answer();
     struct json *o = provenance_json(&r, "");
     const struct json *p = json_member(o, "plan");
@@ -145,7 +141,6 @@ static void a_plan_is_told_or_null(void **state)
 
 static void lanes_are_told_span_by_span(void **state)
 {
-    (void)state;
     struct hcache_result r = answer();
     struct hcache_span spans[2] = {
         {.start_ms = 0, .end_ms = 2, .layer = 3, .method = 'K', .is_io = true},

@@ -80,7 +80,6 @@ static void decode(struct hcache *h, const int32_t *prompt, int n_prompt, int32_
 /* Whoever computes a token one by one must see the numbers of one pass over all. */
 static void prompts_have_the_logprobs_of_answers(void **state)
 {
-    (void)state;
     int32_t ids[10 + N];
     struct hcache_opts o = {.model = "synth:tiny-gqa", .dtype = "f32", .threads = 2};
     struct hcache *h = open_or_fail(&o);
@@ -109,7 +108,6 @@ static void prompts_have_the_logprobs_of_answers(void **state)
 /* Two answers that outgrow the KV cache: one loses its place, and computes its prompt again. */
 static void preempted_prompts_are_read_once(void **state)
 {
-    (void)state;
     enum { PROMPT = 100, ANSWER = 80 };
     int32_t ids[2][PROMPT];
     struct hcache_opts o = {.model = "synth:tiny-gqa",
@@ -223,7 +221,6 @@ static struct hcache_result embed(struct hcache *h, const int32_t *ids, int n,
 
 static void poolings_agree(void **state)
 {
-    (void)state;
     enum { N_IDS = 9 };
     char dir[256], pooling[16];
     int32_t ids[N_IDS];
@@ -259,7 +256,6 @@ static void poolings_agree(void **state)
 
 static void known_blocks_give_the_same_embedding(void **state)
 {
-    (void)state;
     char dir[256], pooling[16];
     int32_t ids[300];
     tempdir_make(dir, "reads");
@@ -277,7 +273,6 @@ static void known_blocks_give_the_same_embedding(void **state)
 
 static void restored_state_gives_the_same_embedding(void **state)
 {
-    (void)state;
     char dir[256], store[300], pooling[16];
     int32_t ids[300];
     tempdir_make(dir, "reads");
@@ -315,7 +310,6 @@ static void refuse(struct hcache *h, enum hcache_reads reads, double ratio,
 
 static void models_say_what_they_cannot(void **state)
 {
-    (void)state;
     char dir[256], sub[300], pooling[16];
     static const char dense[] = "[{\"idx\": 0, \"path\": \"\", \"type\": "
                                 "\"sentence_transformers.models.Transformer\"},"

@@ -40,7 +40,6 @@ static void ids_are(struct recent *r, const char *tenant, int limit, const char 
 
 static void a_request_is_found_by_its_id(void **state)
 {
-    (void)state;
     struct recent *r = recent_create(&(struct recent_opts){8, 1 << 20, 0});
     add(r, "", "a", 10, 5);
     add(r, "them", "b", 20, 5);
@@ -65,7 +64,6 @@ static void a_request_is_found_by_its_id(void **state)
 
 static void a_tenant_keeps_its_share(void **state)
 {
-    (void)state;
     struct recent *r = recent_create(&(struct recent_opts){6, 1 << 20, 2});
     const char *ids[] = {"a", "b", "c", "d", "e"};
     add(r, "them", "x", 1, 5);
@@ -85,7 +83,6 @@ static void a_tenant_keeps_its_share(void **state)
 
 static void bytes_are_bounded(void **state)
 {
-    (void)state;
     struct recent *r = recent_create(&(struct recent_opts){100, 2000, 1});
     add(r, "", "a", 1, 700);
     add(r, "", "b", 2, 700);
@@ -99,7 +96,6 @@ static void bytes_are_bounded(void **state)
 
 static void what_is_forgotten_is_gone(void **state)
 {
-    (void)state;
     struct recent *r = recent_create(&(struct recent_opts){8, 1 << 20, 0});
     add(r, "", "a", 1, 5);
     add(r, "them", "x", 2, 5);

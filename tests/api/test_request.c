@@ -217,7 +217,6 @@ static struct json *parse(const char *text)
 
 static void every_row(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
         const struct row *r = &bodies[i];
         struct json *j = parse(r->body);
@@ -237,7 +236,6 @@ static void every_row(void **state)
 
 static void values_arrive(void **state)
 {
-    (void)state;
     struct json *j = parse(
         "{\"model\":\"m\",\"messages\":[1],\"max_tokens\":7,\"n\":2,\"top_k\":-1,"
         "\"temperature\":0.5,\"seed\":-3,\"stop\":[\"a\",\"bc\"],\"stream\":true,"
@@ -271,7 +269,6 @@ static int status_of(unsigned kind, struct gen_params *p, struct fault *f, const
 /* A number at a bound is accepted, and one step beyond it is refused with the bounds. */
 static void numbers_have_bounds(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         unsigned kinds;
@@ -336,7 +333,6 @@ static char *body_of(const char *prompt, const char *open, const char *each, int
 
 static void lists_have_bounds(void **state)
 {
-    (void)state;
     static const struct {
         unsigned kind;
         const char *name, *open, *each, *close;
@@ -368,7 +364,6 @@ static void lists_have_bounds(void **state)
 /* Texts of the greatest length are accepted. */
 static void texts_have_bounds(void **state)
 {
-    (void)state;
     static const struct {
         unsigned kind;
         const char *name, *open, *close;
@@ -405,7 +400,6 @@ static void texts_have_bounds(void **state)
 /* Every field of a chat or a response arrives in its place. */
 static void each_field_arrives(void **state)
 {
-    (void)state;
     struct gen_params p;
     struct fault f;
     struct json *j = parse(
@@ -476,7 +470,6 @@ static void each_field_arrives(void **state)
 /* A message needs its own bound on the answer; counting tokens does not. */
 static void messages_need_a_bound(void **state)
 {
-    (void)state;
     struct gen_params p;
     struct fault f;
     static const char without[] = "{\"messages\":[{\"role\":\"user\"}]}";
@@ -496,7 +489,6 @@ static void messages_need_a_bound(void **state)
  * accepted with a value that asks for nothing. */
 static void neutral_values_are_accepted(void **state)
 {
-    (void)state;
     static const struct {
         const char *value;
         bool is_neutral;
@@ -529,7 +521,6 @@ static void neutral_values_are_accepted(void **state)
 
 static void token_ids_are_read(void **state)
 {
-    (void)state;
     static const struct {
         const char *list, *message;
     } bad[] = {{"[1,-1]", "'x' element 1 is not a token id"},
@@ -581,7 +572,6 @@ static void token_ids_are_read(void **state)
 
 static void members_are_known_by_name(void **state)
 {
-    (void)state;
     static const char *const names[] = {"a", "bc", NULL};
     static const struct {
         const char *body, *param; /* param NULL: accepted */
@@ -621,7 +611,6 @@ static void members_are_known_by_name(void **state)
 /* In a conversation truncation is the default. A server that does not truncate never does. */
 static void who_is_truncated(void **state)
 {
-    (void)state;
     const struct hcache_truncation none = {0}, half = {.ratio = 0.5, .context = 256};
     struct json *conversation = parse("[]");
     static const char *const how[] = {NULL, "auto", "disabled"};
@@ -663,7 +652,6 @@ static void who_is_truncated(void **state)
 /* The schema of a kind has the kind's fields, with types and bounds. */
 static void the_schema_names_each_field(void **state)
 {
-    (void)state;
     struct json *s = request_schema(REQUEST_COMPLETION);
     static const struct {
         const char *name, *type;
@@ -692,7 +680,6 @@ static void the_schema_names_each_field(void **state)
 
 static void the_defaults(void **state)
 {
-    (void)state;
     struct json *j = parse("{\"prompt\":[1,2]}");
     struct gen_params p;
     struct fault f;

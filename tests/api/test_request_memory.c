@@ -72,7 +72,6 @@ static void life(void *arg)
 
 static void each_allocation_fails_its_own_request(void **state)
 {
-    (void)state;
     assert_true(ask());
     memtest_walk("a request", life, NULL, 150);
     assert_true(n_whole > 0);
@@ -81,7 +80,6 @@ static void each_allocation_fails_its_own_request(void **state)
 
 static int open_model(void **state)
 {
-    (void)state;
     struct hcache_opts o = {.model = "models/demo", .threads = 1, .max_context = 512};
     struct hcache_err err;
     memtest_init();
@@ -90,7 +88,6 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_close(model);
     free(answer);
     return 0;

@@ -31,7 +31,6 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {.model = "models/demo", .threads = 1, .max_context = 512};
     struct hcache_err err = {0};
     return hcache_open(&o, &h, &err);
@@ -39,21 +38,18 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_close(h);
     return 0;
 }
 
 static int open_answers(void **state)
 {
-    (void)state;
     const struct answers_opts o = {.max_entries = 8, .max_bytes = 1 << 20};
     return answers_open(&o, &m, &(struct err){0});
 }
 
 static int close_answers(void **state)
 {
-    (void)state;
     answers_close(m);
     return 0;
 }
@@ -128,7 +124,6 @@ static void put_known(const char *salt)
 
 static void a_remembered_beginning_keeps_its_tokens(void **state)
 {
-    (void)state;
     struct answers_stats st;
     put_known(NULL);
     struct prompt_ids known = encode(KNOWN, strlen(KNOWN));
@@ -145,7 +140,6 @@ static void a_remembered_beginning_keeps_its_tokens(void **state)
 
 static void what_is_not_remembered_is_tokenized(void **state)
 {
-    (void)state;
     put_known("salt");
     ids_are(retoken(NULL, KNOWN REST, ""), (struct prompt_ids){0},
             encode(KNOWN REST, strlen(KNOWN REST)), 0);
@@ -160,7 +154,6 @@ static void what_is_not_remembered_is_tokenized(void **state)
  * tokenized anew. The reported reason names the first token that differs. */
 static void a_token_across_the_boundary_is_told(void **state)
 {
-    (void)state;
     struct answers_stats st;
     struct prompt_ids whole = encode("The whale", 9), cut = letters("The wha");
     size_t n;
@@ -185,7 +178,6 @@ static void a_token_across_the_boundary_is_told(void **state)
 
 static void known_tokens_are_continued(void **state)
 {
-    (void)state;
     struct prompt_text t = text_of(KNOWN REST);
     struct hcache_err err = {0};
     struct prompt_ids k = letters(KNOWN), out = {0}, known = encode(KNOWN, strlen(KNOWN));
@@ -203,7 +195,6 @@ static void known_tokens_are_continued(void **state)
 
 static void a_text_that_is_none_is_refused(void **state)
 {
-    (void)state;
     struct prompt_text t = text_of(KNOWN "\xff");
     struct prompt_ids out = {0};
     struct hcache_err err = {0};
@@ -245,7 +236,6 @@ static void marks_are(const char *said, const char *shown, int n, const char *co
 
 static void an_answer_is_marked_as_shown_and_trimmed(void **state)
 {
-    (void)state;
     marks_are("yes", "yes", 1, (const char *const[]){"yes", NULL}, 3);
     marks_are(" yes\n", " yes\n", 2, (const char *const[]){" yes\n", "yes"}, 5);
     marks_are("yes ", "yes ", 2, (const char *const[]){"yes ", "yes"}, 4);
@@ -259,7 +249,6 @@ static void an_answer_is_marked_as_shown_and_trimmed(void **state)
 
 static void an_answer_is_remembered_in_both_forms(void **state)
 {
-    (void)state;
     struct prompt_text asked = text_of("ask:");
     const int32_t prompt[2] = {7, 8};
     struct hcache_result r = answer(" yes\n", " yes\n");
@@ -299,7 +288,6 @@ static void an_answer_is_remembered_in_both_forms(void **state)
  * as not remembered, and its text is tokenized. */
 static void without_memory_nothing_is_remembered(void **state)
 {
-    (void)state;
     enum { MANY = 5000 };
     static int32_t many[MANY];
     struct prompt_text t = text_of(KNOWN REST);
@@ -373,7 +361,6 @@ static struct hcache *open_with_begin(const char *dir)
  * known. */
 static void the_first_token_is_kept_once(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     struct hcache *own = h;
     struct hcache_err err = {0};

@@ -112,7 +112,6 @@ static int count(const int *n)
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {
         .model = "synth:tiny-gqa", .threads = 1, .max_sequences = 2};
     struct hcache_err herr = {0};
@@ -121,7 +120,6 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_serve_stop(h);
     hcache_close(h);
     return 0;
@@ -135,7 +133,6 @@ static void open_shelf(uint64_t max_bytes)
 
 static int begin(void **state)
 {
-    (void)state;
     tempdir_make(dir, "runner");
     open_shelf(ROOM);
     told.n_began = told.n_ended = told.n_done = 0;
@@ -145,7 +142,6 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    (void)state;
     shelf_close(shelf);
     tempdir_remove(dir);
     return 0;
@@ -231,7 +227,6 @@ static int n_lines_of(const char *id)
 
 static void a_batch_ends_with_its_answers(void **state)
 {
-    (void)state;
     struct shelf_file f;
     struct shelf_batch *b = add("t", 3, 2, "\n  \nno JSON\n");
     struct runner *r = start();
@@ -260,7 +255,6 @@ static void a_batch_ends_with_its_answers(void **state)
  * endpoint than the batch's are refused. A runner may tell nobody about its answers. */
 static void a_batch_has_one_endpoint_and_one_time(void **state)
 {
-    (void)state;
     static const char chat[] = "{\"custom_id\":\"c\",\"method\":\"POST\",\"url\":"
                                "\"/v1/chat/completions\",\"body\":{\"messages\":[]}}\n";
     struct shelf_batch *b = add("t", 2, 1, chat);
@@ -293,7 +287,6 @@ static void a_batch_has_one_endpoint_and_one_time(void **state)
 /* The runner has nothing to do until it is woken. */
 static void a_new_batch_wakes_the_runner(void **state)
 {
-    (void)state;
     struct runner *r = start();
     struct shelf_batch *first = add("t", 1, 1, "");
     runner_wake(r);
@@ -309,7 +302,6 @@ static void a_new_batch_wakes_the_runner(void **state)
 
 static void tenants_take_turns(void **state)
 {
-    (void)state;
     struct shelf_batch *b[] = {add("a", 2, 1, ""), add("a", 2, 1, ""), add("b", 2, 1, ""),
                                add("c", 1, 1, "")};
     struct runner *r = start();
@@ -324,7 +316,6 @@ static void tenants_take_turns(void **state)
 /* A batch that has run for RUNNER_TURN_S makes room for another tenant's, and goes on after it. */
 static void a_long_batch_makes_room(void **state)
 {
-    (void)state;
     struct shelf_batch *a = add("a", MANY, 100, ""), *b = add("b", 1, 1, "");
     struct runner *r = start();
     wait_for_answers(1);
@@ -344,7 +335,6 @@ static void a_long_batch_makes_room(void **state)
  * the last. */
 static void an_idle_runner_uses_no_processor(void **state)
 {
-    (void)state;
     struct runner *r = start();
     for (int i = 0; i < 2; i++) {
         clock_sleep_ns(20000000);
@@ -363,7 +353,6 @@ static void an_idle_runner_uses_no_processor(void **state)
  * and the batch goes on. A folder lies in place of the record. */
 static void a_fault_of_the_disk_is_waited_out(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", 1, 1, "");
     char id[SHELF_ID_BYTES + 8], path[TEMPDIR_BYTES + 64], want[TEMPDIR_BYTES + 200];
     snprintf(id, sizeof id, "%s.json", b->head.id);
@@ -392,7 +381,6 @@ static void a_fault_of_the_disk_is_waited_out(void **state)
 
 static void a_cancelled_batch_keeps_its_answers(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", MANY, 100, ""), *after = add("t", 1, 1, "");
     struct runner *r = start();
     wait_for_answers(2);
@@ -417,7 +405,6 @@ static void a_cancelled_batch_keeps_its_answers(void **state)
 /* A batch that is cancelled before its turn has no answers. */
 static void a_batch_that_never_ran_can_be_cancelled(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", 3, 1, "");
     assert_int_equal(shelf_cancel_batch(shelf, "t", b->head.id, b, &err), 0);
     struct runner *r = start();
@@ -432,7 +419,6 @@ static void a_batch_that_never_ran_can_be_cancelled(void **state)
 
 static void a_batch_goes_on_with_the_next_runner(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", MANY, 100, "");
     struct runner *r = start();
     wait_for_answers(2);
@@ -458,7 +444,6 @@ static void a_batch_goes_on_with_the_next_runner(void **state)
 
 static void answers_in_progress_take_room(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", MANY, 100, "");
     uint64_t before = shelf_room(shelf, "t");
     struct runner *r = start();
@@ -487,7 +472,6 @@ static void wait_for_hold(struct shelf_batch *b, int code)
  * has, and goes on when there is room. Another tenant's batch runs meanwhile. */
 static void a_batch_waits_for_room_and_goes_on(void **state)
 {
-    (void)state;
     struct shelf_file f;
     char *bytes = xcalloc(1, 20 << 10);
     bool pending;
@@ -523,7 +507,6 @@ static void a_batch_waits_for_room_and_goes_on(void **state)
 /* A batch that waits for room can be cancelled, and keeps its answers. */
 static void a_batch_that_waits_for_room_can_be_cancelled(void **state)
 {
-    (void)state;
     shelf_close(shelf);
     open_shelf(4 * SHELF_RECORD_BYTES + (6 << 10));
     struct shelf_batch *b = add("t", 30, 2, "");
@@ -544,7 +527,6 @@ static void a_batch_that_waits_for_room_can_be_cancelled(void **state)
  * disk is tried again when it says that it has room for them. */
 static void a_batch_waits_for_room_on_the_disk(void **state)
 {
-    (void)state;
     struct shelf_batch *b = add("t", 3, 2, "");
     atomic_store(&disk_is_full, true);
     atomic_store(&disk_says_full, true);
@@ -572,7 +554,6 @@ static void a_batch_waits_for_room_on_the_disk(void **state)
 /* The message names no file of the server; the log does. */
 static void a_batch_whose_file_is_gone_fails(void **state)
 {
-    (void)state;
     char path[TEMPDIR_BYTES + 64];
     struct shelf_batch *b = add("t", 1, 1, "");
     shelf_path(shelf, b->input, path, sizeof path);
@@ -591,7 +572,6 @@ static void a_batch_whose_file_is_gone_fails(void **state)
 
 static void no_runner_can_be_stopped(void **state)
 {
-    (void)state;
     runner_stop(NULL);
     runner_destroy(NULL);
 }

@@ -91,7 +91,6 @@ static void a_cancel_takes_one_step(void **state)
     struct desk d;
     struct hcache_stats st;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     struct hcache_ticket *a = submit(&d), *b = submit(&d);
     for (int i = 0; i < 5; i++)
@@ -115,7 +114,6 @@ static void one_that_waits_is_cancelled(void **state)
 {
     struct desk d;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     struct hcache_ticket *a = submit(&d), *b = submit(&d);
     assert_int_equal(step(&d, a, &ended), 1);
@@ -131,7 +129,6 @@ static void one_that_waits_is_cancelled(void **state)
 /* Requests that wait behind a cancelled request, or are submitted after it, are served. */
 static void a_cancel_leaves_the_queue_whole(void **state)
 {
-    (void)state;
     /* gone: index of the cancelled request; 1 to 3 wait, so it is the first, middle or last one */
     for (int gone = 1; gone < 4; gone++) {
         struct desk d;
@@ -166,7 +163,6 @@ static void the_wait_follows_the_queue(void **state)
     struct desk d;
     struct hcache_stats st;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     service_stats(d.s, &st);
     assert_true(st.wait_s == 0); /* a place is free */
@@ -200,7 +196,6 @@ static void the_first_wait_is_a_lower_bound(void **state)
     struct desk d;
     struct hcache_stats before, after;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     struct hcache_ticket *a = submit(&d), *b = submit(&d);
     assert_int_equal(step(&d, a, &ended), 1);
@@ -247,7 +242,6 @@ static void the_time_of_a_place_is_averaged(void **state)
 {
     struct desk d;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     hold(&d, 1000);
     assert_true(wait_s(&d) == 0); /* a place is free, and no request waits */
@@ -271,7 +265,6 @@ static void a_request_without_a_place_teaches_no_time(void **state)
 {
     struct desk d;
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     hold(&d, 1000);
     struct hcache_ticket *a = submit(&d), *b = submit(&d);
@@ -290,7 +283,6 @@ static void a_request_without_a_place_teaches_no_time(void **state)
 /* Until a request has ended, the oldest running one stands for the average. */
 static void the_oldest_place_stands_for_the_average(void **state)
 {
-    (void)state;
     static const int seconds[2][2] = {{500, 1000}, {1000, 500}};
     for (int i = 0; i < 2; i++) {
         struct desk d;
@@ -335,7 +327,6 @@ static void a_full_queue_refuses(void **state)
     struct hcache_ticket *t[68];
     static const struct hcache_request r = {0};
     bool ended;
-    (void)state;
     open_desk(&d, 1);
     for (int i = 0; i < 64; i++) /* the default of the queue */
         assert_int_equal(submit_as(&d, &r, &t[i], &err), 0);
@@ -370,7 +361,6 @@ static void a_thread_is_started_once(void **state)
 {
     struct desk d;
     struct err err = {0};
-    (void)state;
     open_desk(&d, 1);
     assert_false(service_is_started(d.s));
     assert_int_equal(service_start(d.s, 3, &err), 0);
@@ -415,7 +405,6 @@ static void each_token_is_told_once(void **state)
     struct hcache_ticket *t[2];
     struct hcache_stats st;
     bool ended = false;
-    (void)state;
     open_desk(&d, 2);
     for (int i = 0; i < 2; i++) {
         const struct hcache_request r = {
@@ -467,7 +456,6 @@ static void a_deadline_begins_at_the_submission(void **state)
     struct hcache_stats st;
     struct hcache_ticket *t;
     bool ended = false;
-    (void)state;
     open_desk(&d, 1);
     const struct hcache_request r = {.timeout_ms = 1};
     assert_int_equal(submit_as(&d, &r, &t, &err), 0);
@@ -504,7 +492,6 @@ static void memory_is_for_the_whole_answer(void **state)
     } rows[] = {{30, 0, 30},   {256, 0, 256},   {257, 0, 256},  {1000000, 0, 256},
                 {30, 256, 30}, {256, 256, 256}, {600, 256, 600}};
     struct desk d;
-    (void)state;
     open_desk(&d, 1);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct truncation truncation = {.context = rows[i].truncation};
@@ -525,7 +512,6 @@ static void a_wait_ends_when_it_is_cancelled(void **state)
     struct desk d;
     struct hcache_delta delta;
     int n_asked = 0;
-    (void)state;
     open_desk(&d, 1);
     struct hcache_ticket *t = submit(&d);
     for (int i = 0; i < 2; i++) {

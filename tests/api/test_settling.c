@@ -97,7 +97,6 @@ static void close_service(struct io *disk, struct stack *k, struct service *s)
 /* A disk that does not answer delays only requests that asked for durability. */
 static void only_the_durable_wait_for_the_disk(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct stack k;
     struct service *s;
@@ -135,7 +134,6 @@ static void only_the_durable_wait_for_the_disk(void **state)
 /* Without the engine's thread, the calling thread waits for the commit itself. */
 static void durable_without_a_thread(void **state)
 {
-    (void)state;
     struct stack k;
     struct service *s;
     struct io *disk = et_disk(2, 1 << 26);
@@ -156,7 +154,6 @@ static void durable_without_a_thread(void **state)
  * its wait. */
 static void nothing_to_save_is_nothing_to_wait_for(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct stack k;
     struct service *s;
@@ -193,7 +190,6 @@ static bool is_cancelled(void *arg)
 /* A request that waits for the disk only is looked at after each commit, not all the time. */
 static void a_settling_request_is_looked_at_after_commits(void **state)
 {
-    (void)state;
     /* is_cancelled may be called once before the end, after each of at most four chunks, and once
      * after the end */
     enum { MOST = 1 + 4 + 1 };

@@ -19,7 +19,6 @@ static struct hcache *h; /* used for the length of its context only */
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {
         .model = "models/demo", .threads = 1, .max_context = CONTEXT};
     return hcache_open(&o, &h, &(struct hcache_err){0});
@@ -27,7 +26,6 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_close(h);
     return 0;
 }
@@ -84,7 +82,6 @@ static bool is_null(const struct json *o, const char *key)
  * answers. */
 static void answers_to_one_prompt_share_it(void **state)
 {
-    (void)state;
     struct generation *g = make(REQUEST_COMPLETION, 4, 2);
     static const int cached[] = {64, 0, 0, 32};
     for (int i = 0; i < 4; i++)
@@ -117,7 +114,6 @@ static void answers_to_one_prompt_share_it(void **state)
 
 static void timings_are_those_of_the_result(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "queue_ms",        "lookup_ms",        "plan_ms",    "restore_ms", "restore_io_ms",
         "restore_wait_ms", "restore_fused_ms", "prefill_ms", "ttft_ms",    "decode_ms"};
@@ -199,7 +195,6 @@ static void as_text_is(struct json *v, const char *want)
  * whole character is spelled byte by byte. */
 static void log_probabilities_have_the_form_of_their_api(void **state)
 {
-    (void)state;
     struct generation *g = make(REQUEST_CHAT, 1, 1);
     add_logprobs(g);
     struct json *a = shape_completions.answer(g);
@@ -239,7 +234,6 @@ static void log_probabilities_have_the_form_of_their_api(void **state)
 /* From 80 % of the context on, the usage warns, unless the context is truncated. */
 static void a_context_that_is_nearly_full_is_told(void **state)
 {
-    (void)state;
     static const int used[] = {204, 205, 256};
     for (int i = 0; i < 3; i++)
         for (int truncates = 0; truncates < 2; truncates++) {
@@ -281,7 +275,6 @@ static void piece(struct generation *g, const char *said, struct textbuf *out)
 /* Only the first chunk has the role, alone. Usage comes last, if the request asked for it. */
 static void chunks_follow_one_another(void **state)
 {
-    (void)state;
     struct generation *g = make(REQUEST_CHAT, 1, 1);
     struct textbuf out = {0};
     piece(g, "ab", &out);

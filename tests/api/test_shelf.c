@@ -32,7 +32,6 @@ static bool pending;
 
 static int make_folder(void **state)
 {
-    (void)state;
     strcpy(folder, "/dev/shm/hcache-shelf.XXXXXX");
     if (mkdtemp(folder) != NULL)
         return 0;
@@ -42,7 +41,6 @@ static int make_folder(void **state)
 
 static int empty_folder(void **state)
 {
-    (void)state;
     char *command = xasprintf("rm -rf %s", folder);
     int rc = system(command);
     free(command);
@@ -88,7 +86,6 @@ static struct shelf_batch *add_batch(struct shelf *s, const char *tenant)
 
 static void one_process_has_a_folder(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20), *other;
     assert_int_equal(shelf_open(folder, 1 << 20, NULL, &other, &err), ERR_BUSY);
     shelf_close(s);
@@ -97,7 +94,6 @@ static void one_process_has_a_folder(void **state)
 /* A process without standard input writes and reads files as descriptor 0. */
 static void files_may_be_the_first_descriptor(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
     int own = dup(STDIN_FILENO), fd = -1;
@@ -131,7 +127,6 @@ static void files_may_be_the_first_descriptor(void **state)
 
 static void a_restart_finds_what_was_kept(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
@@ -186,7 +181,6 @@ static void rename_in_record(const char *id, const char *field, const char *othe
 /* A record may only name files of its own folder, because a batch writes its answers to them. */
 static void records_name_no_other_files(void **state)
 {
-    (void)state;
     static const char *const fields[] = {"input", "output", "errors"};
     for (int i = 0; i < 3; i++) {
         struct shelf *s = open_shelf(1 << 20);
@@ -204,7 +198,6 @@ static void records_name_no_other_files(void **state)
 /* Another user who can write to the folder cannot redirect an upload or a download. */
 static void links_are_not_followed(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
     int fd = -1;
@@ -221,7 +214,6 @@ static void links_are_not_followed(void **state)
 /* Answers of a batch that has not ended have no record yet. */
 static void answers_wait_for_the_end(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t");
     struct shelf_file f;
@@ -251,7 +243,6 @@ static void answers_wait_for_the_end(void **state)
  * written. */
 static void counts_are_seen_while_it_runs(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
     b->n_lines = 10;
@@ -273,7 +264,6 @@ static void counts_are_seen_while_it_runs(void **state)
 
 static void tenants_see_their_own(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *page = xcalloc(2, sizeof *page);
     struct shelf_file f;
@@ -295,7 +285,6 @@ static void tenants_see_their_own(void **state)
 
 static void tenants_take_turns(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b[4], *next = xcalloc(1, sizeof *next);
     static const char *const tenants[] = {"b", "b", "a", "c"};
@@ -324,7 +313,6 @@ static void tenants_take_turns(void **state)
  * later. */
 static void a_cancel_is_not_lost(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *seen = xcalloc(1, sizeof *seen);
     assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);
@@ -345,7 +333,6 @@ static void a_cancel_is_not_lost(void **state)
 
 static void room_is_bounded(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(3 * SHELF_RECORD_BYTES);
     struct shelf_file f, g;
     char *bytes = xcalloc(1, SHELF_RECORD_BYTES + 1);
@@ -363,7 +350,6 @@ static void room_is_bounded(void **state)
  * made room for another tenant's, too, and of one that an earlier process began. */
 static void room_is_taken_by_answers(void **state)
 {
-    (void)state;
     uint64_t max = 1 << 20, left;
     struct shelf *s = open_shelf(max);
     struct shelf_batch *x = add_batch(s, "x"), *y = add_batch(s, "y");
@@ -400,7 +386,6 @@ static void room_is_taken_by_answers(void **state)
 /* A tenant's many batches push out its own, not the few of another. */
 static void many_batches_push_out_their_own(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf((uint64_t)1 << 30);
     struct shelf_batch *mine[3], *b = xcalloc(1, sizeof *b), *first = NULL;
     for (int i = 0; i < 3; i++) {
@@ -430,7 +415,6 @@ static void many_batches_push_out_their_own(void **state)
 /* Of two keys, each has half of every bound: what one takes is never the other's. */
 static void shares_are_of_each_tenant(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf((uint64_t)64 << 20);
     struct shelf_file f;
     struct shelf_batch *b = xcalloc(1, sizeof *b);
@@ -468,7 +452,6 @@ static void shares_are_of_each_tenant(void **state)
  * room. */
 static void old_batches_are_forgotten(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf((uint64_t)1 << 30);
     struct shelf_batch *first = add_batch(s, "t"), *b = xcalloc(1, sizeof *b);
     size_t before = mallinfo2().uordblks;
@@ -572,7 +555,6 @@ static bool change_member(struct json *o, const char *name, char type, size_t ro
 /* A record counts only if it has all its fields, each with its type, and no text is too long. */
 static void a_record_needs_each_of_its_fields(void **state)
 {
-    (void)state;
     static const struct {
         bool is_file;
         const char *name;
@@ -655,7 +637,6 @@ static const char *warnings(void)
 /* A record that is not used is named, with the reason. */
 static void a_record_that_is_not_used_is_named(void **state)
 {
-    (void)state;
     static const char *const rows[][2] = {
         {"{}", "a field is missing"},
         {"{", "string or '}' expected near end of file"},
@@ -674,7 +655,6 @@ static void a_record_that_is_not_used_is_named(void **state)
 /* Every field of a batch comes back after a restart. */
 static void a_batch_is_kept_with_all_its_fields(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
     assert_int_equal(b->status, BATCH_VALIDATING);
@@ -708,7 +688,6 @@ static void a_batch_is_kept_with_all_its_fields(void **state)
 
 static void states_have_names_and_ends(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         bool is_end;
@@ -756,7 +735,6 @@ static const char *page_of(struct shelf *s, struct shelf_page page)
 
 static void files_are_listed_in_pages(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f[6];
     static const char *const names[] = {"a", "b", "c", "d", "e", "other"};
@@ -813,7 +791,6 @@ static void files_are_listed_in_pages(void **state)
 /* Records of the same second are in the order of their ids. */
 static void equal_times_are_ordered_by_id(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f[8], all[8];
     bool more;
@@ -832,7 +809,6 @@ static void equal_times_are_ordered_by_id(void **state)
 
 static void batches_are_listed_in_pages(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b[3], *page = xcalloc(3, sizeof *page);
     bool more;
@@ -869,7 +845,6 @@ static void batches_are_listed_in_pages(void **state)
 
 static void a_file_has_its_bytes_and_a_short_name(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
     struct stat st;
@@ -923,7 +898,6 @@ static bool is_zeroed(int fd)
 /* Freed blocks keep their bytes, so what is deleted or replaced is overwritten first. */
 static void what_goes_is_overwritten(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
     struct shelf_batch *b = xcalloc(1, sizeof *b);
@@ -949,7 +923,6 @@ static void what_goes_is_overwritten(void **state)
 /* Overwriting would change what a reader sees. So a file stays while it is read. */
 static void a_file_that_is_read_stays(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
     int fd = -1;
@@ -964,7 +937,6 @@ static void a_file_that_is_read_stays(void **state)
 /* A deletion is acknowledged only if the record is gone for good. */
 static void a_deletion_that_fails_changes_nothing(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
     assert_int_equal(shelf_add_file(s, "t", "f", "bytes", 5, &f, &err), 0);
@@ -992,7 +964,6 @@ static void a_deletion_that_fails_changes_nothing(void **state)
 /* A batch needs room for its record, and for one more that its answers will have. */
 static void a_batch_needs_room(void **state)
 {
-    (void)state;
     for (uint64_t less = 0; less < 2; less++) {
         struct shelf *s = open_shelf(3 * SHELF_RECORD_BYTES + 3 - less);
         struct shelf_batch *b = xcalloc(1, sizeof *b);
@@ -1020,7 +991,6 @@ static void a_batch_needs_room(void **state)
 /* A folder holds at most SHELF_MAX_FILES files. */
 static void files_are_bounded_in_number(void **state)
 {
-    (void)state;
     for (int i = 1; i < SHELF_MAX_FILES; i++) {
         char name[64], text[300];
         snprintf(name, sizeof name, "file-%024x.json", i);
@@ -1041,7 +1011,6 @@ static void files_are_bounded_in_number(void **state)
 /* Unfinished files of any kind are removed; the answers of an ended batch without a record, too. */
 static void rests_are_removed(void **state)
 {
-    (void)state;
     static const char id[] = "file-012301230123012301230123";
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *running = add_batch(s, "t");
@@ -1070,7 +1039,6 @@ static void rests_are_removed(void **state)
 
 static void a_folder_is_made_or_refused(void **state)
 {
-    (void)state;
     struct shelf *s;
     struct stat st;
     char *inner = xasprintf("%s/shelf", folder), *deep = xasprintf("%s/a/b", folder);
@@ -1104,7 +1072,6 @@ static void a_folder_is_made_or_refused(void **state)
 /* A record that cannot be written changes nothing in memory. A folder lies in its place. */
 static void a_record_that_cannot_be_written_changes_nothing(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
     struct shelf_file f;
@@ -1144,7 +1111,6 @@ static void a_record_that_cannot_be_written_changes_nothing(void **state)
 /* A disk that takes no more bytes leaves no file and no record. */
 static void a_file_that_cannot_be_written_is_not_there(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
     struct rlimit old, none;
@@ -1169,7 +1135,6 @@ static void a_file_that_cannot_be_written_is_not_there(void **state)
 /* The answers of a batch become files with a name, an owner and a size; empty ones are removed. */
 static void answers_become_files(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t");
     struct shelf_file f;
@@ -1203,7 +1168,6 @@ static void answers_become_files(void **state)
 /* A second cancel keeps the time of the first. */
 static void a_cancel_has_its_time(void **state)
 {
-    (void)state;
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *seen = xcalloc(1, sizeof *seen);
     assert_int_equal(shelf_cancel_batch(s, "t", b->head.id, seen, &err), 0);

@@ -76,7 +76,6 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct stack k;
     struct said said = {0};
-    (void)state;
     tempdir_make_on_disk(dir, "stack");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
     /* i = 0: no budget; 1: a budget whose rest goes to layers; 2: a budget that holds everything */
@@ -117,7 +116,6 @@ static void streamed_layers_are_told(void **state)
     struct stack k;
     struct said said = {0};
     struct weights_stream_stats stats;
-    (void)state;
     tempdir_make_on_disk(dir, "stack");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
     struct stack_opts o = options(path, "50%", &said);
@@ -142,7 +140,6 @@ static void only_parts_that_reserve_memory_are_told(void **state)
 {
     struct stack k;
     char text[400];
-    (void)state;
     et_open(&k,
             &(struct stack_opts){.user.model = "synth:tiny-mha", .user.no_reuse = true});
     stack_describe(&k, text, sizeof text);
@@ -168,7 +165,6 @@ static void only_parts_that_reserve_memory_are_told(void **state)
  * refused. */
 static void auto_copies_do_not_prevent_the_start(void **state)
 {
-    (void)state;
     struct stack k;
     struct said said = {0};
     struct store_dram dram;
@@ -206,7 +202,6 @@ static void auto_copies_do_not_prevent_the_start(void **state)
 
 static void a_step_has_the_rows_of_its_mini_batches(void **state)
 {
-    (void)state;
     static const struct {
         int batch_rows, mini_batches, asked, want_batch, want_step;
     } rows[] = {{600, 0, 0, 600, 600},  {600, 1, 0, 600, 600}, {600, 3, 0, 600, 1800},
@@ -226,7 +221,6 @@ static void a_step_has_the_rows_of_its_mini_batches(void **state)
 
 static void options_have_their_defaults(void **state)
 {
-    (void)state;
     struct stack k;
     struct err err = {0};
     assert_int_equal(
@@ -271,7 +265,6 @@ static void options_have_their_defaults(void **state)
 
 static void policies_are_read_by_name(void **state)
 {
-    (void)state;
     static const char *const names[] = {"lru", "fifo", "lfu", "attentionstore", "ours"};
     for (int i = 0; i < 5; i++) {
         struct stack k;
@@ -299,7 +292,6 @@ static int no_entry(void *arg, const struct model *m, struct err *err)
 
 static void what_cannot_be_opened_is_refused(void **state)
 {
-    (void)state;
     refused(&(struct stack_opts){.user.gpu_direct = "on"}, ERR_USAGE,
             "gpu-direct on: there is no store to read from");
     refused(&(struct stack_opts){.user.gpu_direct = "maybe"}, ERR_USAGE, "maybe");
@@ -319,7 +311,6 @@ static void what_cannot_be_opened_is_refused(void **state)
 
 static void each_group_of_devices_is_described(void **state)
 {
-    (void)state;
     struct stack k;
     char text[400];
     et_open(&k, &(struct stack_opts){.user.tensor_parallel = 2});
@@ -350,7 +341,6 @@ static void each_group_of_devices_is_described(void **state)
  * already. */
 static void truncated_contexts_have_a_store(void **state)
 {
-    (void)state;
     struct stack k;
     struct store_stats st;
     char text[400];
@@ -387,7 +377,6 @@ static void truncated_contexts_have_a_store(void **state)
 
 static void copies_without_a_disk_are_told(void **state)
 {
-    (void)state;
     static const uint64_t asked[] = {0, HCACHE_DRAM_AUTO, 1 << 20};
     for (int i = 0; i < 3; i++)
         for (int in_memory = 0; in_memory < 2; in_memory++) {
@@ -414,7 +403,6 @@ static void copies_without_a_disk_are_told(void **state)
 /* A store that cannot be written is an error, or is done without, as the user asks. */
 static void a_store_may_be_done_without(void **state)
 {
-    (void)state;
     struct stack k;
     struct said said = {0};
     struct io *disk = et_disk(1, 0);

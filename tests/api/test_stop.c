@@ -89,7 +89,6 @@ static bool second_time(void *arg)
 /* is_cancelled is called again after 50 ms, not after the hour by which the clock was set back. */
 static void a_clock_that_is_set_back_delays_no_question(void **state)
 {
-    (void)state;
     struct rig r;
     int n_asked = 0;
     rig_open(&r);
@@ -109,7 +108,6 @@ static void a_clock_that_is_set_back_delays_no_question(void **state)
  * the service starts again and answers. */
 static void a_stop_does_not_wait_for_streamed_weights(void **state)
 {
-    (void)state;
     struct rig r;
     struct err err = {0};
     struct hcache_err why = {0};

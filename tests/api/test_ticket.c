@@ -45,7 +45,6 @@ static void scan(const char *pieces, const char *stop, const char *visible, bool
 
 static void stop_strings_end_the_text(void **state)
 {
-    (void)state;
     scan("ab|cd", "xy", "ab|cd|", false);
     scan("abxy", "xy", "ab|", true);
     scan("ab|x|y|c", "xy", "ab|||", true); /* a stop string across pieces */
@@ -60,7 +59,6 @@ static void stop_strings_end_the_text(void **state)
 
 static void the_earliest_of_several_stops(void **state)
 {
-    (void)state;
     const char *stop[] = {"later", "soon"};
     size_t bytes[] = {5, 4}, n = strlen("go soon or later"), visible;
     assert_true(ticket_scan_stop("go soon or later", 0, &n, stop, bytes, 2, &visible));
@@ -70,7 +68,6 @@ static void the_earliest_of_several_stops(void **state)
 
 static void no_stops_show_everything(void **state)
 {
-    (void)state;
     size_t n = 3, visible = 0;
     assert_false(ticket_scan_stop("abc", 0, &n, NULL, NULL, 0, &visible));
     assert_int_equal(visible, 3);
@@ -78,7 +75,6 @@ static void no_stops_show_everything(void **state)
 
 static void logprobs_are_normalized_and_sorted(void **state)
 {
-    (void)state;
     const float logits[] = {1, 3, 2, 3, -INFINITY, 0};
     struct hcache_logprob lp[7];
     engine_logprobs(logits, 6, 2, 6, lp);
@@ -96,7 +92,6 @@ static void logprobs_are_normalized_and_sorted(void **state)
 
 static void a_small_vocabulary_leaves_places_empty(void **state)
 {
-    (void)state;
     const float logits[] = {0, 1};
     struct hcache_logprob lp[5];
     engine_logprobs(logits, 2, 0, 4, lp);
@@ -177,7 +172,6 @@ static void assert_near(double x, double want)
 
 static void the_result_has_each_figure_of_the_sequence(void **state)
 {
-    (void)state;
     struct hcache_ticket t = ended_ticket();
     const struct hcache_result *r = &t.result;
     ticket_describe(&t, "disk", 0);
@@ -235,7 +229,6 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
 /* Tokens from copies or from the remote count only as far as the tokens were restored. */
 static void parts_are_no_more_than_the_whole(void **state)
 {
-    (void)state;
     struct hcache_ticket t = ended_ticket();
     seq.out.restore.dram_tokens = 576;
     seq.out.r.remote_tokens = 704;
@@ -256,7 +249,6 @@ static void parts_are_no_more_than_the_whole(void **state)
 
 static void each_end_has_a_name(void **state)
 {
-    (void)state;
     static const struct {
         enum finish finish;
         bool stopped;
@@ -288,7 +280,6 @@ static void each_end_has_a_name(void **state)
 /* The text grows piece by piece. Nothing is added after a stop string. */
 static void text_ends_at_a_stop_string(void **state)
 {
-    (void)state;
     struct request *q = request_create(
         &(struct hcache_request){.stop = &(const char *){"END"}, .n_stop = 1}, 0);
     struct hcache_ticket t = {.req = q};
@@ -318,7 +309,6 @@ static void text_ends_at_a_stop_string(void **state)
 /* A result's text has room for its bytes and a final zero. */
 static void a_text_without_memory_is_a_fault(void **state)
 {
-    (void)state;
     char text[] = "twenty-one characters";
     struct hcache_ticket t = {.req = &request,
                               .ids = ids,

@@ -25,7 +25,6 @@ static struct conversations *c;
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {
         .model = "models/demo", .threads = 1, .max_context = 640, .store_in_memory = true};
     return hcache_open(&o, &h, &(struct hcache_err){0});
@@ -33,20 +32,17 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_close(h);
     return 0;
 }
 
 static int open_conversations(void **state)
 {
-    (void)state;
     return conversations_open(&(struct conversations_opts){0}, &c, &(struct err){0});
 }
 
 static int close_conversations(void **state)
 {
-    (void)state;
     conversations_close(c);
     return 0;
 }
@@ -100,7 +96,6 @@ static struct turn **path_of(int64_t head, int *n)
 
 static void a_turn_keeps_the_tokens_of_its_parent(void **state)
 {
-    (void)state;
     int n, n_turns;
     struct talk *t = talk_with("birds", NULL);
     int first = say(t, LONG, 20), n_first = n_generated;
@@ -178,7 +173,6 @@ static struct turn *finished(const struct draft *d, const char *salt)
 
 static void state_under_another_salt_is_another(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("birds", NULL);
     int said = say(t, LONG, 20);
     struct draft d = draft_behind("birds", NULL);
@@ -197,7 +191,6 @@ static void state_under_another_salt_is_another(void **state)
 /* A conversation shorter than a chunk has no chunk whose key could differ under another salt. */
 static void short_turns_are_kept_under_any_salt(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("short", NULL);
     int said = say(t, "Hi.", 4);
     assert_true(said < 64);
@@ -211,7 +204,6 @@ static void short_turns_are_kept_under_any_salt(void **state)
 
 static void another_text_is_tokenized_from_where_it_differs(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("birds", NULL);
     int said = say(t, LONG, 20);
     struct draft same = draft_behind("birds", NULL);
@@ -233,7 +225,6 @@ static void another_text_is_tokenized_from_where_it_differs(void **state)
  * used as they were generated, whatever the text's own tokens are. */
 static void the_last_mark_gives_the_tokens(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
     (void)say(t, "And then?", 9);
@@ -269,7 +260,6 @@ static void the_last_mark_gives_the_tokens(void **state)
 /* Items that were inserted after the last answer have no tokens and no model. */
 static void inserted_items_have_no_model(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
     (void)say(t, "And then?", 9);
@@ -284,7 +274,6 @@ static void inserted_items_have_no_model(void **state)
 
 static void tokens_of_another_model_mean_nothing(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
     struct draft d = draft_behind("birds", NULL);
@@ -319,7 +308,6 @@ static const char *member(const struct json *o, const char *key)
 
 static void an_answer_that_was_cut_off_says_so(void **state)
 {
-    (void)state;
     int n, n_turns;
     struct talk *t = talk_with("cut", NULL);
     (void)say(t, LONG, 3);
@@ -356,7 +344,6 @@ static void an_answer_that_was_cut_off_says_so(void **state)
 /* Of several answers the last one is shown. */
 static void the_last_answer_is_the_last_turns(void **state)
 {
-    (void)state;
     int n, n_turns;
     struct talk *t = talk_with("two", NULL);
     (void)say(t, LONG, 12);
@@ -380,7 +367,6 @@ static void the_last_answer_is_the_last_turns(void **state)
 
 static void a_nameless_talk_is_kept_with_its_first_answer(void **state)
 {
-    (void)state;
     struct conversations_stats st;
     struct talk *t = talk_with(NULL, NULL);
     assert_null(talk_title(t));
@@ -398,7 +384,6 @@ static void a_nameless_talk_is_kept_with_its_first_answer(void **state)
 
 static void talks_belong_to_their_salt(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("mine", "alice");
     (void)say(t, "Hi.", 2);
     talk_close(t);
@@ -412,7 +397,6 @@ static void talks_belong_to_their_salt(void **state)
 
 static void the_systems_message_is_said_once(void **state)
 {
-    (void)state;
     struct talk_opts o = {
         .h = h, .conversations = c, .model_name = "demo", .system = "Be brief."};
     struct talk *t = NULL;
@@ -438,7 +422,6 @@ static void the_systems_message_is_said_once(void **state)
 
 static void an_answer_has_the_room_that_is_left(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("full", NULL);
     struct hcache_request q = {.max_tokens = -1, .save = "none"};
     struct hcache_result r;
@@ -458,7 +441,6 @@ static void an_answer_has_the_room_that_is_left(void **state)
 /* A text that cannot fit is refused with its size, before it is tokenized. */
 static void a_text_beyond_the_context_is_refused(void **state)
 {
-    (void)state;
     enum { N = 60000 };
     struct talk *t = talk_with("huge", NULL);
     const struct hcache_request q = {.max_tokens = 1, .save = "none"};
@@ -478,7 +460,6 @@ static void a_text_beyond_the_context_is_refused(void **state)
 
 static void a_branch_begins_after_the_chosen_answer(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("way", NULL);
     struct err err = {0};
     assert_int_equal(talk_branch(t, 0, &err), ERR_NOT_FOUND);
@@ -505,7 +486,6 @@ static void a_branch_begins_after_the_chosen_answer(void **state)
 
 static void a_retry_asks_the_last_question_on_a_branch(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("way", NULL);
     struct hcache_request q = {.max_tokens = 2, .ignore_eos = true, .save = "none"};
     struct hcache_result r;
@@ -527,7 +507,6 @@ static void a_retry_asks_the_last_question_on_a_branch(void **state)
 /* A turn that fails says why, and leaves nothing: neither a result nor a turn. */
 static void a_turn_that_fails_is_not_kept(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("fails", NULL);
     const struct hcache_request good = {.max_tokens = 2,
                                         .ignore_eos = true,
@@ -559,7 +538,6 @@ static void a_turn_that_fails_is_not_kept(void **state)
 /* A truncated conversation is never full: an answer may have half of the context. */
 static void a_truncated_talk_is_never_full(void **state)
 {
-    (void)state;
     struct talk *t = talk_with("long", NULL);
     struct hcache_result r;
     struct err err = {0};

@@ -48,7 +48,6 @@ static void expect_text(int width, const char *want)
 
 static void test_golden(void **state)
 {
-    (void)state;
     simulate("RRHHK", 2e-3, 5);
     expect_text(72,
                 "         0           2.94         5.88        8.81     11.8 ms\n"
@@ -60,7 +59,6 @@ static void test_golden(void **state)
 
 static void test_many_layers(void **state)
 {
-    (void)state;
     simulate("RRRRHHHHHHHHHHHHHHHHHHHHHHHHKKKK", 1e-3, 32);
     expect_text(64, "         0         13.8       27.5      41.3     55 ms\n"
                     "I/O      HHHHHHHHHHHHHHHHHHKKKKKK..................   58 % busy\n"
@@ -71,7 +69,6 @@ static void test_many_layers(void **state)
 
 static void test_width_is_bounded(void **state)
 {
-    (void)state;
     simulate("hidden", 1e-3, 4);
     char narrow[4096], forty[4096], wide[8192];
     timeline_text(&lanes, -5, narrow, sizeof narrow);
@@ -95,7 +92,6 @@ static int count(const char *text, const char *what)
 
 static void test_svg(void **state)
 {
-    (void)state;
     simulate("RRHHK", 2e-3, 5);
     int n = timeline_svg(&lanes, "a <b> & c", NULL, 0);
     char *svg = malloc((size_t)n + 1);
@@ -115,7 +111,6 @@ static void test_svg(void **state)
  * the golden file; look at the new picture then. */
 static void test_svg_is_golden(void **state)
 {
-    (void)state;
     static const char *const path = "tests/apps/golden/timeline.svg";
     static char got[1 << 16], want[1 << 16];
     simulate("RRHHK", 2e-3, 5);
@@ -146,7 +141,6 @@ static void scale_times(double factor)
 /* Pictures of all widths, units of time and kinds of plans: every letter and every number. */
 static void test_texts_are_golden(void **state)
 {
-    (void)state;
     static const struct {
         const char *mode;
         double io_s, factor;
@@ -173,7 +167,6 @@ static void test_texts_are_golden(void **state)
 /* Draws a pipeline of two stages, in which a bus and a compute lane are busy on each. */
 static void test_stages_are_golden(void **state)
 {
-    (void)state;
     static char got[1 << 16];
     struct textbuf b = {0};
     memset(&lanes, 0, sizeof lanes);
@@ -200,7 +193,6 @@ static void test_stages_are_golden(void **state)
 
 static void test_nothing(void **state)
 {
-    (void)state;
     memset(&lanes, 0, sizeof lanes);
     expect_text(80, "nothing to restore\n");
     assert_true(timeline_svg(&lanes, "", NULL, 0) > 0);
@@ -209,7 +201,6 @@ static void test_nothing(void **state)
 /* Each stage has two lanes, its bus and its compute. They follow the lane of reading. */
 static void test_lanes_of_stages(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         enum pipe_lane lane;

@@ -12,7 +12,6 @@
 
 static void allocations_are_aligned_and_apart(void **state)
 {
-    (void)state;
     struct arena a;
     assert_int_equal(arena_init(&a, 1 << 20), 0);
     char *last_end = NULL;
@@ -30,7 +29,6 @@ static void allocations_are_aligned_and_apart(void **state)
 
 static void the_bound_holds(void **state)
 {
-    (void)state;
     struct arena a;
     assert_int_equal(arena_init(&a, 100), 0);
     assert_null(arena_alloc(&a, 101));
@@ -45,7 +43,6 @@ static void the_bound_holds(void **state)
 
 static void copies_end_with_a_zero(void **state)
 {
-    (void)state;
     struct arena a;
     assert_int_equal(arena_init(&a, 4096), 0);
     assert_string_equal(arena_strndup(&a, "hello world", 5), "hello");
@@ -54,7 +51,6 @@ static void copies_end_with_a_zero(void **state)
 
 static void mapped_memory_is_aligned_and_zero(void **state)
 {
-    (void)state;
     char *p = mem_map(10000);
     assert_non_null(p);
     assert_int_equal((uintptr_t)p % 4096, 0);

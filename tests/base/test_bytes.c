@@ -11,7 +11,6 @@
 
 static void encoding_is_little_endian(void **state)
 {
-    (void)state;
     uint8_t b[8];
     put_u64(b, 0x0123456789abcdefu);
     static const uint8_t want[8] = {0xef, 0xcd, 0xab, 0x89, 0x67, 0x45, 0x23, 0x01};
@@ -23,7 +22,6 @@ static void encoding_is_little_endian(void **state)
 
 static void encoding_works_at_odd_addresses(void **state)
 {
-    (void)state;
     uint8_t b[16];
     for (int i = 0; i < 8; i++) {
         memset(b, 0xaa, sizeof b);
@@ -37,7 +35,6 @@ static void encoding_works_at_odd_addresses(void **state)
 
 static void rounding(void **state)
 {
-    (void)state;
     assert_int_equal(round_up(0, 4096), 0);
     assert_int_equal(round_up(1, 4096), 4096);
     assert_int_equal(round_up(4096, 4096), 4096);
@@ -46,7 +43,6 @@ static void rounding(void **state)
 
 static void arithmetic_tells_when_it_overflows(void **state)
 {
-    (void)state;
     uint64_t out = 7;
     assert_true(mul_fits(1u << 31, 1u << 31, &out));
     assert_true(out == (uint64_t)1 << 62);

@@ -42,7 +42,6 @@ static int64_t read_ns(clockid_t id)
 
 static void the_clock_is_the_monotonic_one(void **state)
 {
-    (void)state;
     for (int i = 0; i < 1000; i++) {
         int64_t before = read_ns(CLOCK_MONOTONIC), now = clock_now_ns();
         assert_true(before <= now && now <= read_ns(CLOCK_MONOTONIC));
@@ -53,7 +52,6 @@ static void the_clock_is_the_monotonic_one(void **state)
 static void the_wall_clock_does_not_follow_a_clock_that_is_set(void **state)
 {
     static const int64_t set[] = {0, 3600, -7200};
-    (void)state;
     int64_t real_s = read_ns(CLOCK_REALTIME) / (1000 * MS);
     for (int i = 0; i < 3; i++) {
         set_by_s = set[i];
@@ -73,7 +71,6 @@ static void on_alarm(int n)
 
 static void a_signal_does_not_shorten_a_sleep(void **state)
 {
-    (void)state;
     const struct sigaction interrupts = {.sa_handler = on_alarm};
     const struct itimerval often = {{0, 5000}, {0, 5000}}, never = {0};
     struct sigaction old;
@@ -91,7 +88,6 @@ static void a_signal_does_not_shorten_a_sleep(void **state)
 
 static void a_timed_wait_uses_the_monotonic_clock(void **state)
 {
-    (void)state;
     pthread_mutex_t lock;
     pthread_cond_t never;
     pthread_mutex_init(&lock, NULL);
@@ -122,7 +118,6 @@ static void *burn(void *arg)
 
 static void test_ran(void **state)
 {
-    (void)state;
     struct clock_cpu before = clock_cpu_now(), now = before;
     int64_t end = clock_now_ns() + 60 * (int64_t)1000000000;
     while (now.ran_ns - before.ran_ns < 20000000 && clock_now_ns() < end)
@@ -133,7 +128,6 @@ static void test_ran(void **state)
 /* Two threads share one processor, so each of them waits for it. */
 static void test_waited(void **state)
 {
-    (void)state;
     cpu_set_t all, one;
     if (access("/proc/self/schedstat", R_OK) != 0) {
         print_message("skipped: this kernel does not count what threads wait for\n");

@@ -15,7 +15,6 @@ enum { MOST = 4 * 64 + 9, ROOM = MOST + 3 * 64 };
 
 static void every_length_and_alignment(void **state)
 {
-    (void)state;
     static uint8_t from[ROOM];
     static _Alignas(64) uint8_t to[ROOM];
     for (int i = 0; i < ROOM; i++)

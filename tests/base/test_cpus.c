@@ -49,7 +49,6 @@ int sched_getaffinity(pid_t pid, size_t n, cpu_set_t *set)
 
 static void quotas(void **state)
 {
-    (void)state;
     assert_int_equal(cpus_under_quota(64, 200000, 100000), 2);
     /* two and a half count as three */
     assert_int_equal(cpus_under_quota(64, 250000, 100000), 3);
@@ -62,7 +61,6 @@ static void quotas(void **state)
 
 static void only_those_it_may_run_on(void **state)
 {
-    (void)state;
     cpu_set_t all, one;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
     assert_in_range(cpus_usable(), 1, CPU_COUNT(&all));
@@ -84,7 +82,6 @@ static void only_those_it_may_run_on(void **state)
 /* Version 2 of control groups has one file, version 1 has two. Version 2 is asked first. */
 static void a_control_group_limits_the_processors(void **state)
 {
-    (void)state;
     static const struct {
         const char *max, *quota, *period;
         bool is_one; /* whether one processor may be used, or all */

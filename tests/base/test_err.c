@@ -14,7 +14,6 @@
 
 static void set_returns_the_code(void **state)
 {
-    (void)state;
     struct err e = {0};
     assert_int_equal(err_set(&e, ERR_CORRUPT, "chunk %d", 7), ERR_CORRUPT);
     assert_int_equal(e.code, ERR_CORRUPT);
@@ -24,7 +23,6 @@ static void set_returns_the_code(void **state)
 
 static void wrap_puts_context_in_front(void **state)
 {
-    (void)state;
     struct err e = {0};
     err_set(&e, -ENOENT, "a.json: not there");
     assert_int_equal(err_wrap(&e, "model %s", "m"), -ENOENT);
@@ -34,7 +32,6 @@ static void wrap_puts_context_in_front(void **state)
 
 static void long_messages_are_cut_not_spilled(void **state)
 {
-    (void)state;
     struct err e = {0};
     char big[2000];
     memset(big, 'x', sizeof big - 1);
@@ -54,7 +51,6 @@ static void long_messages_are_cut_not_spilled(void **state)
 
 static void every_code_has_a_name(void **state)
 {
-    (void)state;
     assert_string_equal(err_name(0), "no error");
     static const char *const names[] = {"ERR_FORMAT",    "ERR_UNSUPPORTED", "ERR_MISMATCH",
                                         "ERR_CORRUPT",   "ERR_LIMIT",       "ERR_NOT_FOUND",
@@ -75,7 +71,6 @@ static void every_code_has_a_name(void **state)
  * `others` the request fails. */
 static void a_refusing_disk_is_told_from_bugs(void **state)
 {
-    (void)state;
     static const int refused[] = {-ENOSPC, -EDQUOT, -EIO, -EROFS, -EACCES, -EPERM};
     static const int others[] = {0, -ENOMEM, -EINVAL, -ENOENT, ERR_CORRUPT, ERR_BUSY};
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
@@ -88,7 +83,6 @@ static void a_refusing_disk_is_told_from_bugs(void **state)
 
 static void codes_of_sqlite_are_ours(void **state)
 {
-    (void)state;
     static const struct {
         int theirs, ours;
     } code[] = {{SQLITE_BUSY, ERR_BUSY},

@@ -102,7 +102,6 @@ static void expect_refusal(read_fn *read_it, const char *path, int code, const c
 
 static void files_are_read_within_bounds(void **state)
 {
-    (void)state;
     read_fn *const both[] = {file_read, file_read_regular};
     for (int i = 0; i < 2; i++) {
         expect_abc(both[i], at("abc"));
@@ -119,7 +118,6 @@ enum { LARGE = 300000 };
 /* A prompt may come from another program (<(...), /dev/stdin). */
 static void pipes_are_read_where_they_may_be(void **state)
 {
-    (void)state;
     int end[2];
     char path[32];
     assert_int_equal(pipe(end), 0);
@@ -134,7 +132,6 @@ static void pipes_are_read_where_they_may_be(void **state)
  * final zero. The size of a pipe is not known: it begins with one byte. */
 static void memory_is_as_large_as_the_file(void **state)
 {
-    (void)state;
     enum { PIPE = 2 * 1 + 4096 };
     int end[2];
     char path[32], bytes[PIPE - 1], *text = NULL;
@@ -180,7 +177,6 @@ static int large_pipe(void)
 /* The size of a pipe is not known before it is read. A bound of its size lets it in. */
 static void a_large_pipe_is_read_to_its_end(void **state)
 {
-    (void)state;
     for (size_t most = LARGE + 1; most >= LARGE - 1; most--) {
         struct err err = {0};
         char path[32], *text = NULL;
@@ -223,7 +219,6 @@ static void on_alarm(int n)
 /* A signal interrupts a read of an empty pipe, and a write to a full one. Both go on. */
 static void a_signal_interrupts_no_file(void **state)
 {
-    (void)state;
     const struct sigaction interrupts = {.sa_handler = on_alarm};
     const struct itimerval soon = {.it_value = {0, 20000}};
     struct sigaction old;
@@ -264,7 +259,6 @@ static void a_signal_interrupts_no_file(void **state)
  * limit. */
 static void only_files_belong_to_folders(void **state)
 {
-    (void)state;
     expect_refusal(file_read_regular, at("pipe"), ERR_FORMAT, "not a regular file");
     expect_refusal(file_read_regular, "/dev/zero", ERR_FORMAT, "not a regular file");
     expect_refusal(file_read_regular, dir, ERR_FORMAT, "not a regular file");
@@ -273,7 +267,6 @@ static void only_files_belong_to_folders(void **state)
 /* A program without standard input reads its files as descriptor 0. */
 static void a_file_may_be_the_first_descriptor(void **state)
 {
-    (void)state;
     struct err err = {0};
     char *text = NULL;
     size_t n = 0;
@@ -296,7 +289,6 @@ static void a_file_may_be_the_first_descriptor(void **state)
  * alone. */
 static void writes_all_bytes(void **state)
 {
-    (void)state;
     char *text;
     size_t n;
     int fd = open(at("out"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
@@ -324,7 +316,6 @@ static void writes_all_bytes(void **state)
  * remaining 5 bytes fails. */
 static void a_part_is_followed_by_the_rest(void **state)
 {
-    (void)state;
     enum { N = 1 << 20 };
     struct rlimit old, small;
     struct stat st;
@@ -349,7 +340,6 @@ static void a_part_is_followed_by_the_rest(void **state)
 
 static void a_write_of_nothing_is_a_fault(void **state)
 {
-    (void)state;
     int fd = open(at("nothing"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     for (int offset = -1; offset < 1; offset++) {

@@ -21,7 +21,6 @@ static void assert_digest(struct sha256_ctx *c, const char *want)
 /* FIPS 180-2 */
 static void sha256_vectors(void **state)
 {
-    (void)state;
     assert_digest(sha256_begin(),
                   "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     struct sha256_ctx *c = sha256_begin();
@@ -34,7 +33,6 @@ static void sha256_vectors(void **state)
  * its length as 8 little-endian bytes. */
 static void sha256_fields(void **state)
 {
-    (void)state;
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, "a", "bc", 2);
     sha256_field(c, "", "", 0);
@@ -51,7 +49,6 @@ static struct sha256 two_fields(const char *a, const char *b)
 
 static void fields_do_not_run_together(void **state)
 {
-    (void)state;
     struct sha256 x = two_fields("ab", "c"), y = two_fields("a", "bc");
     assert_memory_not_equal(x.b, y.b, 32);
 }
@@ -59,14 +56,12 @@ static void fields_do_not_run_together(void **state)
 /* The vectors of the xxHash reference, seed 0. */
 static void checksum_vectors(void **state)
 {
-    (void)state;
     assert_true(checksum64("", 0) == 0x2d06800538d394c2u);
     assert_true(checksum64("abc", 3) == 0x78af5f94892f3950u);
 }
 
 static void checksum_sees_every_bit(void **state)
 {
-    (void)state;
     uint8_t bytes[300];
     for (size_t i = 0; i < sizeof bytes; i++)
         bytes[i] = (uint8_t)(i * 7);
@@ -82,7 +77,6 @@ static void checksum_sees_every_bit(void **state)
 /* splitmix64's published sequence for seed 0. */
 static void rng_vectors(void **state)
 {
-    (void)state;
     struct rng r = {0};
     assert_true(rng_u64(&r) == 0xe220a8397b1dcdafu);
     assert_true(rng_u64(&r) == 0x6e789e6aa1b965f4u);
@@ -91,7 +85,6 @@ static void rng_vectors(void **state)
 
 static void rng_stays_in_range_and_is_even(void **state)
 {
-    (void)state;
     struct rng r = {.s = 42};
     int seen[7] = {0};
     double sum = 0;
@@ -113,7 +106,6 @@ static void rng_stays_in_range_and_is_even(void **state)
  * slow (see checksum64). */
 static void checksum_leaves_no_vector_state(void **state)
 {
-    (void)state;
 #if defined(__x86_64__)
     if (!__builtin_cpu_supports("avx")) {
         print_message("skipped: this CPU has no AVX\n");

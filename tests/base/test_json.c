@@ -38,7 +38,6 @@ static void refuse(const char *text, size_t n, const char *part_of_message)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     REFUSE("", "'[' or '{' expected");
     REFUSE("{\"a\": 1", "near end of file");
     REFUSE("{\"a\": 1, \"a\": 2}", "duplicate object key");
@@ -54,7 +53,6 @@ static void test_refusals(void **state)
 
 static void test_depth(void **state)
 {
-    (void)state;
     char text[600];
     memset(text, '[', 300);
     memset(text + 300, ']', 300);
@@ -86,7 +84,6 @@ static void test_depth(void **state)
 
 static void test_getters(void **state)
 {
-    (void)state;
     struct json *o = parse("{\"i\": 7, \"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null,"
                            " \"z\": \"a\\u0000b\", \"a\": [1, 2], \"o\": {\"k\": 2.0}}");
     struct err err = {0};
@@ -142,7 +139,6 @@ static void test_getters(void **state)
  * null, and refuses another type. */
 static void test_optional_members(void **state)
 {
-    (void)state;
     struct json *o = parse(
         "{\"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null, \"a\": [1],"
         " \"o\": {\"k\": 2}, \"i\": 7}");
@@ -191,7 +187,6 @@ static void test_optional_members(void **state)
 /* Every kind has a name for messages. A missing value counts as null. */
 static void test_kinds_have_names(void **state)
 {
-    (void)state;
     struct json *o = parse("[null, true, 1, 1.5, \"\", [], {}]");
     static const char *const names[] = {"null",     "a boolean", "an integer", "a number",
                                         "a string", "an array",  "an object"};
@@ -227,7 +222,6 @@ static bool is_refused_without(const char *text, uint64_t n, bool all_after)
  * byte and behind it. It then says so, and leaves nothing. */
 static void test_memory(void **state)
 {
-    (void)state;
     const char *small = "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\"},"
                         " \"big\": 12345678901234567890, \"e\": true}";
     for (int all_after = 0; all_after < 2; all_after++) {
@@ -269,7 +263,6 @@ static void test_memory(void **state)
 /* tokenizer_config.json writes "no limit" as 10^30. */
 static void test_huge_integers(void **state)
 {
-    (void)state;
     struct json *o = parse("{\"max\": 1000000000000000019884624838656, \"k\": 12,"
                            " \"odd\": 9007199254740993000}");
     struct err err;
@@ -316,7 +309,6 @@ static void test_huge_integers(void **state)
  * in place of a name. It makes no text invalid that has a real with many digits. */
 static void test_big_integers_beside_others(void **state)
 {
-    (void)state;
     static const char *const bad[] = {
         "[00000000000001974782266]", "[18446744073709551615, 01]",
         "[-09999999999999999999]",   "{99999999999999999999: 1}",
@@ -339,7 +331,6 @@ static void test_big_integers_beside_others(void **state)
 /* A double stands for an integer if it holds it exactly: up to 2^53. */
 static void test_reals_that_are_integers(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         bool is_int;
@@ -370,7 +361,6 @@ static void test_reals_that_are_integers(void **state)
 /* The plain getters refuse every other kind and leave the caller's value alone. */
 static void test_plain_getters(void **state)
 {
-    (void)state;
     struct json *o = parse("[null, true, 1, 1.5, \"s\", [3], {\"k\": 4}]");
     for (size_t i = 0; i < 7; i++) {
         const struct json *v = json_at(o, i);
@@ -413,7 +403,6 @@ static void test_plain_getters(void **state)
 
 static void test_iteration_keeps_order(void **state)
 {
-    (void)state;
     struct json *o = parse("{\"z\": 1, \"a\": 2, \"m\": 3}");
     char keys[4] = {0};
     int n = 0;
@@ -429,7 +418,6 @@ static void test_iteration_keeps_order(void **state)
 /* A tree with raw text is written, byte for byte, like one with the same values. */
 static void raw_text_is_written_as_its_values(void **state)
 {
-    (void)state;
     static const char text[] = "{\"a\": [1, -2.5, 1e300, \"q\\\"\\\\\\n\\u0001\u00e9/\", "
                                "true, null, {}, []], \"k\\\"y\": {\"x\": 0.1}}";
     struct json *parsed = NULL, *with = json_new_object(), *without = json_new_object();
@@ -475,7 +463,6 @@ static void raw_text_is_written_as_its_values(void **state)
  * program itself they are replaced. */
 static void no_string_from_outside_is_raw(void **state)
 {
-    (void)state;
     static const char marked[] = "\xFF\xFE{\"injected\": true}";
     static const char sent[] = "[\"\xFF\xFE{}\"]";
     struct json *parsed = NULL, *o = json_new_object();
@@ -494,7 +481,6 @@ static void no_string_from_outside_is_raw(void **state)
 /* A text with indents, and one whose raw value is written on one line all the same. */
 static void test_indents(void **state)
 {
-    (void)state;
     struct json *o = json_new_object(), *a = json_new_array(), *shared = json_new_array();
     json_push(shared, json_new_real(1.0 / 0.0));
     json_push_real(a, 2.5);
@@ -538,7 +524,6 @@ static void test_indents(void **state)
 
 static void test_writing(void **state)
 {
-    (void)state;
     struct json *o = json_new_object(), *a = json_new_array();
     json_put_int(o, "i", -5);
     json_put_real(o, "r", 0.5);
@@ -567,7 +552,6 @@ static void test_writing(void **state)
 /* What some programs take for the end of a line is escaped, and nothing else. */
 static void a_line_is_one_for_every_reader(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *line;
     } cases[] = {

@@ -72,7 +72,6 @@ static void the_cost_is_what_a_parse_takes(void **state)
         "{\"role\":\"user\",\"content\":\"x\"}",
         "\"0123456789012345678901234567890123456789\"",
         "[1,[2,[3,[4,[5]]]]]"};
-    (void)state;
     if (taken() == 0) {
         print_message("skipped: this allocator (a sanitizer's) does not count\n");
         skip();
@@ -93,7 +92,6 @@ static void the_cost_is_what_a_parse_takes(void **state)
 /* Members of one object need distinct names. */
 static void the_cost_of_members(void **state)
 {
-    (void)state;
     for (size_t n = 1; n < 20000; n = n * 3 / 2 + 1) {
         char *text = xmalloc(n * 16 + 2), *at = text;
         struct json *j = NULL;
@@ -114,7 +112,6 @@ static void ignored_members_cost_nothing(void **state)
 {
     static const char *const values[] = {"{}", "[[{}]]", "\"a\\u0041\\\"\"", "-1.5e+3",
                                          "null"};
-    (void)state;
     for (size_t i = 0; i < sizeof values / sizeof *values; i++) {
         char *text = many("{\"n\": 7, \"user\": [", values[i], 10000, "] , \"s\": \"x\"}");
         size_t n = strlen(text), cost;
@@ -181,7 +178,6 @@ static void what_is_no_json_is_refused(void **state)
                                       "{\"a\":1]",
                                       "[\"\\",
                                       "[NaN]"};
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         char *alone = xstrdup(bad[i]);
         char *inside = xasprintf("{\"user\": %s}", bad[i]);
@@ -227,7 +223,6 @@ static void agree_on_all(const char *before, const char *alphabet, size_t n,
 
 static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
 {
-    (void)state;
     agree_on_all("[", "01-+.eE", 5, "]");
     agree_on_all("", "[]{},:\"1 ", 5, "");
     agree_on_all("{\"", "a\":, {}\\", 4, "1}");
@@ -242,7 +237,6 @@ static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
 /* What a text costs is the sum of its values' costs. */
 static void the_cost_is_exact(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         size_t cost;
@@ -269,7 +263,6 @@ static void the_cost_is_exact(void **state)
 /* A refusal names its reason and its place. */
 static void a_refusal_says_why_and_where(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         size_t n; /* 0: the length of the text */
@@ -313,7 +306,6 @@ static void depth_is_bounded(void **state)
 {
     char text[2 * JSON_MAX_DEPTH + 3];
     size_t cost;
-    (void)state;
     for (int extra = 0; extra < 2; extra++) {
         size_t n = JSON_MAX_DEPTH + (size_t)extra;
         memset(text, '[', n);
@@ -339,7 +331,6 @@ static void a_member_is_found_without_a_parse(void **state)
         {"{\"model\":\"a", NULL},
         {"{", NULL},
     };
-    (void)state;
     assert_null(json_find_text(NULL, 0, "model"));
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         char *got = json_find_text(cases[i].text, strlen(cases[i].text), "model");

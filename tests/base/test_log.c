@@ -19,7 +19,6 @@
 
 static void levels_hide_and_show(void **state)
 {
-    (void)state;
     static const struct {
         enum log_level level;
         const char *text;
@@ -39,7 +38,6 @@ static void levels_hide_and_show(void **state)
 
 static void a_message_is_one_line(void **state)
 {
-    (void)state;
     said_begin(LOG_WARN);
     log_warn("two\nlines\r\n");
     assert_string_equal(said_end(), "hcache: warning: two lines  \n");
@@ -47,7 +45,6 @@ static void a_message_is_one_line(void **state)
 
 static void a_long_message_is_cut(void **state)
 {
-    (void)state;
     char big[3000];
     memset(big, 'x', sizeof big - 1);
     big[sizeof big - 1] = 0;
@@ -73,7 +70,6 @@ static size_t line(enum log_level level, char *out, size_t out_bytes, const char
 /* No byte behind the room is written, and the line break always has its place. */
 static void a_line_stays_within_its_room(void **state)
 {
-    (void)state;
     for (size_t room = 20; room < 40; room++) {
         char out[64];
         memset(out, '#', sizeof out);
@@ -90,7 +86,6 @@ static void a_line_stays_within_its_room(void **state)
 /* A line begins with the time in UTC if this is asked for. */
 static void lines_may_have_their_time(void **state)
 {
-    (void)state;
     char out[100];
     struct tm tm = {0};
     log_set_times(true);
@@ -110,7 +105,6 @@ static void lines_may_have_their_time(void **state)
 
 static void once_is_once_per_object(void **state)
 {
-    (void)state;
     atomic_bool a = false, b = false;
     said_begin(LOG_WARN);
     for (int i = 0; i < 3; i++) {
@@ -122,7 +116,6 @@ static void once_is_once_per_object(void **state)
 
 static void progress_says_how_far(void **state)
 {
-    (void)state;
     char t[100];
     struct progress p = {.label = "loading", .unit = PROGRESS_BYTES, .total = 400u << 20};
     progress_text(&p, 172u << 20, 4000000000, t, sizeof t);
@@ -166,7 +159,6 @@ static const char *sent_to(int terminal)
 /* On a terminal a line is drawn, after 100 ms again, and removed at the end. */
 static void progress_is_drawn_on_a_terminal(void **state)
 {
-    (void)state;
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) {
         print_message("skipped: there are no pseudo-terminals here\n");
@@ -209,7 +201,6 @@ static void progress_is_drawn_on_a_terminal(void **state)
 
 static void progress_is_silent_without_a_terminal(void **state)
 {
-    (void)state;
     struct progress p;
     said_begin(LOG_WARN);
     progress_begin(&p, "working", PROGRESS_ITEMS, 10);

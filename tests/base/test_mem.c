@@ -23,7 +23,6 @@
 
 static void an_allocation_is_served_from_the_reserve(void **state)
 {
-    (void)state;
     struct err err = {0};
     memtest_start(MEMTEST_RESERVED, 1, true);
     assert_false(mem_is_short());
@@ -56,14 +55,12 @@ static void an_allocation_is_served_from_the_reserve(void **state)
 
 static void a_second_reserve_changes_nothing(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_int_equal(mem_reserve(SIZE_MAX / 2, &err), 0);
 }
 
 static void sizes_that_do_not_fit(void **state)
 {
-    (void)state;
     errno = 0;
     assert_null(mem_try_calloc(SIZE_MAX / 2, 4));
     assert_int_equal(errno, ENOMEM);
@@ -75,7 +72,6 @@ static void sizes_that_do_not_fit(void **state)
 /* No bytes are a block, too, which can be freed or grow. */
 static void nothing_can_be_allocated(void **state)
 {
-    (void)state;
     void *blocks[] = {mem_try(0),       mem_try_calloc(0, 5), mem_try_calloc(5, 0),
                       xmalloc(0),       xcalloc(0, 5),        xcalloc(5, 0),
                       xmemdup(NULL, 0), xasprintf("%s", ""),  xstrdup("")};
@@ -91,7 +87,6 @@ static void nothing_can_be_allocated(void **state)
 
 static void copies_have_their_bytes(void **state)
 {
-    (void)state;
     char *bytes = xmemdup("a\0bc", 3), *text = xstrdup("text");
     assert_memory_equal(bytes, "a\0b", 4);
     assert_string_equal(text, "text");
@@ -109,7 +104,6 @@ static void copies_have_their_bytes(void **state)
 /* Mappings are counted, and their pages can be provided before they are used. */
 static void mappings_are_counted(void **state)
 {
-    (void)state;
     enum { N = 16 * 4096 };
     unsigned char in_memory[N / 4096];
     int before = mem_mappings();
@@ -189,7 +183,6 @@ static void return_memory(void)
 /* Large blocks return to the system at once, the heap's end from 8 MiB on, and all on request. */
 static void freed_memory_returns_to_the_system(void **state)
 {
-    (void)state;
     char said[2000];
     if (mallinfo2().arena == 0) {
         print_message("skipped: this allocator (a sanitizer's) does not count\n");
@@ -216,7 +209,6 @@ static void spend_twice(void)
 
 static void a_spent_reserve_is_told_once(void **state)
 {
-    (void)state;
     char said[2000], *at = said;
     int n = 0;
     assert_int_equal(in_child(spend_twice, said, sizeof said), 42);
@@ -238,7 +230,6 @@ static void use_up(void)
 
 static void where_the_reserve_ends_the_program_ends(void **state)
 {
-    (void)state;
     char said[2000];
     assert_int_equal(in_child(use_up, said, sizeof said), 1);
     assert_non_null(strstr(said, "memory is short"));
@@ -265,7 +256,6 @@ static void fail_a_check(void)
 
 static void a_host_is_asked_before_the_process_ends(void **state)
 {
-    (void)state;
     char said[2000];
     assert_int_equal(in_child(use_up_as_guest, said, sizeof said), 7);
     assert_non_null(strstr(said, "out of memory"));
@@ -276,7 +266,6 @@ static void a_host_is_asked_before_the_process_ends(void **state)
 /* A thread's pledge serves its own failing allocations once, and no other thread's. */
 static void a_pledge_is_spent_before_the_reserve(void **state)
 {
-    (void)state;
     struct err err = {0};
     memtest_start(MEMTEST_MAY_FAIL, 2, false);
     assert_int_equal(mem_pledge(1 << 20, &err), 0); /* allocation 1 */
@@ -328,7 +317,6 @@ static long address_pages(void)
 /* A pledge takes address space until it is given up. A second one replaces the first. */
 static void a_pledge_holds_address_space(void **state)
 {
-    (void)state;
     enum { N = 1 << 28, PAGES = N / 4096 };
     struct err err = {0};
     long before = address_pages();

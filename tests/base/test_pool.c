@@ -61,7 +61,6 @@ static void run_many(struct pool *p, int n_runs)
 
 static void every_thread_runs_once_per_job(void **state)
 {
-    (void)state;
     for (int n = 1; n <= MAX_THREADS; n++) {
         struct pool *p = make(n);
         assert_int_equal(pool_threads(p), n);
@@ -72,7 +71,6 @@ static void every_thread_runs_once_per_job(void **state)
 
 static void no_pool_runs_inline(void **state)
 {
-    (void)state;
     assert_int_equal(pool_threads(NULL), 1);
     run_many(NULL, 3);
     pool_destroy(NULL);
@@ -80,7 +78,6 @@ static void no_pool_runs_inline(void **state)
 
 static void sleeping_workers_wake_up(void **state)
 {
-    (void)state;
     struct pool *p = make(3);
     for (int i = 0; i < 20; i++) {
         clock_sleep_ns(2000000); /* much longer than workers spin */
@@ -113,7 +110,6 @@ static void meet(void *arg, int thread_idx, int n_threads)
  * thread for each share; here all threads are free.) */
 static void each_share_finds_a_thread(void **state)
 {
-    (void)state;
     for (int n = 2; n <= MAX_THREADS; n++) {
         struct pool *p = make(n);
         for (int i = 0; i < 4; i++) {
@@ -131,7 +127,6 @@ static void each_share_finds_a_thread(void **state)
 /* Workers without work block: together they use a small part of the time that passes. */
 static void idle_workers_use_no_processor(void **state)
 {
-    (void)state;
     struct pool *p = make(MAX_THREADS);
     run_many(p, 1);
     clock_sleep_ns(20000000);
@@ -144,7 +139,6 @@ static void idle_workers_use_no_processor(void **state)
 
 static void create_and_destroy_without_work(void **state)
 {
-    (void)state;
     for (int i = 0; i < 100; i++)
         pool_destroy(make(1 + i % 4));
 }
@@ -171,7 +165,6 @@ static void *call_often(void *arg)
 
 static void two_callers_take_turns(void **state)
 {
-    (void)state;
     struct pool *p = make(2);
     struct caller a = {p, 0}, b = {p, 0};
     pthread_t t;
@@ -186,7 +179,6 @@ static void two_callers_take_turns(void **state)
 /* Runs in a child, because the limit on processes is per process (and root has none). */
 static void refused_threads_are_told(void **state)
 {
-    (void)state;
     pid_t child = fork();
     assert_true(child >= 0);
     if (child == 0) {
@@ -212,7 +204,6 @@ static void refused_threads_are_told(void **state)
 
 static void shares_cover_everything_once(void **state)
 {
-    (void)state;
     static const long items[] = {0, 1, 15, 16, 17, 100, 1000, 1001};
     static const long units[] = {1, 6, 16, 64};
     for (size_t i = 0; i < 8; i++)
@@ -236,7 +227,6 @@ static void shares_cover_everything_once(void **state)
 
 static void shares_are_whole_units(void **state)
 {
-    (void)state;
     static const struct {
         long n, unit, begin[3], end[3];
     } rows[] = {{96, 16, {0, 32, 64}, {32, 64, 96}},  {97, 16, {0, 32, 64}, {32, 64, 97}},
@@ -255,7 +245,6 @@ static void shares_are_whole_units(void **state)
  * unaffected. Without a pool or workers nothing happens. */
 static void announced_memory_may_be_anything(void **state)
 {
-    (void)state;
     static char there[1 << 20];
     const struct pool_range ranges[][POOL_RANGES] = {
         {{there, sizeof there}, {there, 1}, {NULL, 0}},

@@ -48,14 +48,12 @@ static uint64_t left(const char *groups)
 
 static int make_root(void **state)
 {
-    (void)state;
     tempdir_make(root, "process");
     return 0;
 }
 
 static int remove_root(void **state)
 {
-    (void)state;
     tempdir_remove(root);
     return 0;
 }
@@ -63,7 +61,6 @@ static int remove_root(void **state)
 /* 1000 of 3000 bytes are used, 300 of them by files that nobody has used lately. */
 static void version_2_counts_idle_files_as_left(void **state)
 {
-    (void)state;
     folder("a");
     put("a/memory.max", "3000\n");
     put("a/memory.current", "1000\n");
@@ -92,7 +89,6 @@ static void version_2_counts_idle_files_as_left(void **state)
 
 static void a_group_above_bounds_those_below(void **state)
 {
-    (void)state;
     folder("a");
     folder("a/b");
     put("a/b/memory.max", "max\n");
@@ -108,7 +104,6 @@ static void a_group_above_bounds_those_below(void **state)
  * controllers have a similar name. */
 static void version_1_has_files_of_its_own(void **state)
 {
-    (void)state;
     const char *groups = "11:cpu,cpuacct:/x\n5:memoryless:/y\n4:memory:/job/one\n0::/job\n";
     folder("memory");
     folder("memory/job");
@@ -124,7 +119,6 @@ static void version_1_has_files_of_its_own(void **state)
 /* A container without a name space of its own reads the host's path, which it cannot see. */
 static void a_container_finds_its_group_at_the_top(void **state)
 {
-    (void)state;
     folder("memory");
     put("memory/memory.limit_in_bytes", "700\n");
     put("memory/memory.usage_in_bytes", "50\n");
@@ -135,7 +129,6 @@ static void a_container_finds_its_group_at_the_top(void **state)
 /* Two groups bound the process: the smaller rest counts, whichever comes first. */
 static void the_smallest_rest_counts(void **state)
 {
-    (void)state;
     folder("a");
     put("a/memory.max", "3000\n");
     put("a/memory.current", "1000\n");
@@ -177,7 +170,6 @@ static pid_t opener(const char *path, const char *name)
 
 static void the_process_that_has_a_file_is_named(void **state)
 {
-    (void)state;
     char path[TEMPDIR_BYTES + 200], said[300] = "", want[300];
     struct stat st, other;
     put("file", "x");
@@ -214,7 +206,6 @@ static void the_process_that_has_a_file_is_named(void **state)
 
 static void left_memory_is_in_bytes(void **state)
 {
-    (void)state;
     uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     assert_in_range(process_memory_left(), all / 10000, all);
 }

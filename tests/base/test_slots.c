@@ -22,7 +22,6 @@ static uint32_t *slot_of(const struct slots *m, uint64_t hash, int64_t k)
  * differ in their low bits only. */
 static void every_key_is_found(void **state)
 {
-    (void)state;
     static const uint64_t masks[] = {UINT64_MAX, UINT32_MAX, 0, 0xFFFFFFFF00000000u, 7};
     for (size_t max = 0; max <= 300; max += max < 20 ? 1 : 93)
         for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {

@@ -13,7 +13,6 @@
 
 static void bytes_are_appended_in_order(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     textbuf_add(&b, "", 0);
     assert_int_equal(b.n, 0);
@@ -30,7 +29,6 @@ static void bytes_are_appended_in_order(void **state)
 
 static void formatted_text_is_appended(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     textbuf_addf(&b, "%s", "");
     assert_int_equal(b.n, 0);
@@ -44,7 +42,6 @@ static void formatted_text_is_appended(void **state)
 /* For every length there is room for the bytes and the NUL, and the room grows by doubling. */
 static void it_grows_with_its_text(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     size_t grown = 0;
     for (size_t i = 0; i < 5000; i++) {
@@ -68,7 +65,6 @@ static void it_grows_with_its_text(void **state)
 /* The room is twice what is needed when it grows, and stays while it suffices. */
 static void the_room_doubles(void **state)
 {
-    (void)state;
     struct textbuf b[3] = {{0}};
     static const struct {
         size_t add, room;
@@ -96,7 +92,6 @@ static void the_room_doubles(void **state)
 /* Without memory the text stays as it is, and what fits into its room still comes in. */
 static void a_text_survives_a_lack_of_memory(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     memtest_start(MEMTEST_MAY_FAIL, 1, false);
     assert_false(textbuf_try_add(&b, "ab", 2));

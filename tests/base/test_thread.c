@@ -44,7 +44,6 @@ static void *wake_soon(void *out)
 /* The thread gets the slice, and keeps its policy and its nice value. Other threads keep theirs. */
 static void a_thread_gets_its_slice(void **state)
 {
-    (void)state;
     pthread_t thread;
     struct attributes before = now(), x = {0};
     assert_int_equal(thread_create(&thread, wake_soon, &x), 0);
@@ -173,7 +172,6 @@ static void stacks_are_large_enough(void **state)
         {THREAD_STACK_BYTES, true, THREAD_STACK_BYTES},
         {2 * THREAD_STACK_BYTES, true, 2 * THREAD_STACK_BYTES},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct found f = under_limit(rows[i].limit);
         assert_int_equal(f.new_bytes, rows[i].new_bytes);

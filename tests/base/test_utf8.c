@@ -31,7 +31,6 @@ static const struct {
 
 static void known_characters_have_their_bytes(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         char out[4];
         uint32_t cp = 0;
@@ -47,7 +46,6 @@ static void known_characters_have_their_bytes(void **state)
 
 static void every_code_point_comes_back(void **state)
 {
-    (void)state;
     for (uint32_t c = 0; c <= 0x10FFFF; c++) {
         char out[4];
         uint32_t cp = ~c;
@@ -60,7 +58,6 @@ static void every_code_point_comes_back(void **state)
 
 static void what_is_no_utf8_is_refused(void **state)
 {
-    (void)state;
     static const char *const bad[] = {
         "\x80",     /* a continuation byte alone */
         "\xC0\xAF", /* overlong */

@@ -76,14 +76,12 @@ static struct vocab *vocab;
 
 static int set_up(void **state)
 {
-    (void)state;
     vocab = make_vocab();
     return 0;
 }
 
 static int tear_down(void **state)
 {
-    (void)state;
     vocab_destroy(vocab);
     for (int i = 0; i < N_TOKENS; i++)
         free(words[i]);
@@ -189,7 +187,6 @@ static void test_masks(void **state)
         "]{1,30}$'}}",
         "{'propertyNames':{'pattern':'name'},'properties':{'name':{'enum':['a','ab',1]}}}",
     };
-    (void)state;
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
         struct grammar *g = schema(schemas[i]);
         check(schemas[i], g, i + 1);
@@ -202,7 +199,6 @@ static void test_gbnf_masks(void **state)
     static const char text[] = "root ::= line+\nline ::= [a-z ]{1,70} (\"{\" root? \"}\")* "
                                "| \"\\\"\" [^\"]* \"\\\"\"\n";
     struct grammar *g;
-    (void)state;
     assert_int_equal(
         grammar_compile(
             &g,
@@ -220,7 +216,6 @@ static void test_forgetting(void **state)
     struct automaton *a = automaton_create(g, vocab);
     struct walk w, other;
     bool ok;
-    (void)state;
     assert_int_equal(walk_begin(&w, a), 0);
     assert_int_equal(walk_begin(&other, a), 0);
     assert_int_equal(walk_bytes(&other, "\"ab", 3, &ok), 0);
@@ -248,7 +243,6 @@ static void test_after(void **state)
     static const char *const no[] = {"null", "</t>x", "</t></t>null", "x</t>         null"};
     char special[5] = "";
     struct grammar *g;
-    (void)state;
     struct grammar_source s = {.kind = GRAMMAR_REGEX,
                                .text = "null|</t>",
                                .n = 9,
@@ -281,7 +275,6 @@ static void test_form(void **state)
     int32_t answer[] = {'"', 'a', '"'}, digits[] = {'1', '2'};
     float logits[N_TOKENS];
     struct err err = {0};
-    (void)state;
     for (int i = 0; i < N_TOKENS; i++)
         logits[i] = (float)i;
     assert_int_equal(form_shape(f, &one, answer, 0, e, N_TOKENS, logits, &err), 0);
@@ -323,7 +316,6 @@ static void test_forced(void **state)
         {"{\"type\":\"string\"}", "", "\"", 15},
         {"{\"enum\":[\"QRSTUVWXYZ\"]}", "\"QR", "", 3},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct form *f = form_create(schema(cases[i].schema), vocab);
         struct form_place p = {0};
@@ -368,7 +360,6 @@ static void test_close(void **state)
          8},
     };
     uint32_t seed = 1;
-    (void)state;
     for (size_t i = 0; i < 4; i++)
         for (int more = 0; more < 40; more++) {
             struct form *f = form_create(schema(cases[i].schema), vocab);
@@ -408,7 +399,6 @@ static void test_dead(void **state)
     uint32_t *mask = calloc(vocab->n_words, sizeof *mask);
     struct walk w;
     bool ok;
-    (void)state;
     assert_int_equal(walk_begin(&w, a), 0);
     assert_int_equal(walk_token(&w, N_SPECIAL, &ok), 0);
     assert_false(ok);

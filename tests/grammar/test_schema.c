@@ -38,7 +38,6 @@ struct row {
 
 static void check_rows(void **state, const struct row *rows, size_t n)
 {
-    (void)state;
     for (size_t i = 0; i < n; i++) {
         struct grammar *g;
         struct err err = {0};
@@ -353,7 +352,6 @@ static void test_refusals(void **state)
         {"{\"type\":\"string\",\"pattern\":\"(((a{100}){100}){100}){100}\"}", ERR_LIMIT,
          "too large"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         struct grammar *g;
         struct err err = {0};
@@ -372,7 +370,6 @@ static void test_loose(void **state)
     const char *text = "[1,1]",
                *schema = "{\"items\":{\"type\":\"number\",\"multipleOf\":1.2345},"
                          "\"uniqueItems\":true,\"contains\":{}}";
-    (void)state;
     assert_int_equal(compile(&g, schema, &loose, &err), 0);
     assert_string_equal(loose.p, "uniqueItems, multipleOf");
     assert_true(grammar_contains(g, text, strlen(text)));

@@ -159,7 +159,6 @@ static struct io *disk(uint64_t seed)
  * synced. */
 static void test_freeing_is_not_overwriting(void **state)
 {
-    (void)state;
     static const uint8_t zeros[BYTES];
     for (int how = 0; how < 6; how++) {
         struct io *io = disk(1);
@@ -183,7 +182,6 @@ static void test_freeing_is_not_overwriting(void **state)
 
 static void test_nothing_is_left(void **state)
 {
-    (void)state;
     struct err err;
     for (int how = 0; how < 3; how++) {
         struct io *io = disk(1);
@@ -207,7 +205,6 @@ static void test_nothing_is_left(void **state)
  * there without it. */
 static void test_the_beginning_goes_first(void **state)
 {
-    (void)state;
     unsigned n_whole = 0, n_headless = 0;
     for (uint64_t seed = 0; seed < 200; seed++) {
         struct io *io = disk(seed), *after;

@@ -391,7 +391,6 @@ static void test_throttle_sync(void **state)
  * INT64_MAX instead of wrapping to the past. */
 static void test_throttle_overflow(void **state)
 {
-    (void)state;
     struct io_throttle t;
     io_throttle_init(&t);
     io_throttle_set(&t, 1);
@@ -410,7 +409,6 @@ static void test_throttle_overflow(void **state)
 /* A device that was idle has no time in hand: its first transfer takes its whole time. */
 static void test_throttle_idle(void **state)
 {
-    (void)state;
     struct io_throttle t;
     io_throttle_init(&t);
     io_throttle_set(&t, LIMIT);
@@ -427,7 +425,6 @@ static void test_throttle_idle(void **state)
 /* The time by which a wait has ended late is given back once, to the next transfer. */
 static void test_throttle_late(void **state)
 {
-    (void)state;
     struct io_throttle t;
     const int64_t took_ns = 1000000000, late_ns = 400000000;
     memset(&t, 0xff, sizeof t);

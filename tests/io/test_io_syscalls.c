@@ -602,7 +602,6 @@ static void test_erase_elsewhere(void **state)
 
 static void test_ring_absent(void **state)
 {
-    (void)state;
     static const int absent[] = {ENOSYS, EPERM, EACCES, ENOMEM};
     struct io *io;
     struct err err = {0};

@@ -202,20 +202,17 @@ static void crash_everywhere(const char *pragmas, uint64_t n_seeds)
 
 static void test_crash_wal(void **state)
 {
-    (void)state;
     crash_everywhere(WAL, 16);
 }
 
 static void test_crash_journal(void **state)
 {
-    (void)state;
     crash_everywhere(JOURNAL, 8);
 }
 
 /* Encrypted files survive every crash, too, and show nothing. */
 static void test_encrypted(void **state)
 {
-    (void)state;
     static const uint8_t secret[SEAL_KEY_BYTES] = {7};
     static const char *const sizes[] = {"", "PRAGMA page_size=512;",
                                         "PRAGMA page_size=16384;"};
@@ -245,7 +242,6 @@ static void test_encrypted(void **state)
 
 static void test_deterministic(void **state)
 {
-    (void)state;
     uint64_t n_ops = count_ops(WAL);
     assert_int_equal(count_ops(WAL), n_ops);
     unsigned n_different = 0;
@@ -260,7 +256,6 @@ static void test_deterministic(void **state)
 /* Shows that this suite can fail: if syncs do nothing, it finds lost transactions. */
 static void test_lost_syncs_are_noticed(void **state)
 {
-    (void)state;
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 20; seed++) {
         struct io *io = sim_with_folder(seed);
@@ -280,7 +275,6 @@ static void test_lost_syncs_are_noticed(void **state)
 /* Each kind of failure at many moments: the caller gets an error and nothing committed is lost. */
 static void test_faults(void **state)
 {
-    (void)state;
     static const struct io_sim_fault faults[] = {
         {.kind = IO_SIM_FAIL, .code = -EIO},
         {.kind = IO_SIM_FAIL, .code = -ENOSPC, .on = IO_SIM_ON_WRITE},
@@ -311,7 +305,6 @@ static void test_faults(void **state)
  * overwritten before it is cut, or before the connection's end removes it. */
 static void test_dropped_rows_leave_the_medium(void **state)
 {
-    (void)state;
     static const char *const ends[] = {"PRAGMA wal_checkpoint(TRUNCATE)", NULL};
     for (int i = 0; i < 2; i++) {
         struct io *io;
@@ -341,7 +334,6 @@ static void test_dropped_rows_leave_the_medium(void **state)
 
 static void test_full_disk(void **state)
 {
-    (void)state;
     struct io *io;
     assert_int_equal(
         io_sim_open(&(struct io_sim_opts){.seed = 1, .capacity_bytes = 100000}, &io, NULL),
@@ -363,7 +355,6 @@ static void test_full_disk(void **state)
 
 static void test_one_opener(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3 *a, *b;
     assert_int_equal(open_db(DB_PATH, WAL, &a), SQLITE_OK);
@@ -404,13 +395,11 @@ static void on_real_files(struct io *io)
 
 static void test_pread(void **state)
 {
-    (void)state;
     on_real_files(io_pread_open());
 }
 
 static void test_uring(void **state)
 {
-    (void)state;
     struct io *io;
     struct err err = {0};
     if (io_uring_open(&io, &err) == ERR_UNSUPPORTED) {
@@ -424,7 +413,6 @@ static void test_uring(void **state)
  * file. */
 static void test_only_reading(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(9);
     assert_int_equal(run_workload(DB_PATH, WAL), N_TXNS);
     assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
@@ -488,7 +476,6 @@ enum { READWRITE = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN
 /* Bytes behind the end of the file read as zeros. A read writes no byte behind its buffer. */
 static void test_reads_fill_their_buffer(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
@@ -527,7 +514,6 @@ static void test_reads_fill_their_buffer(void **state)
 /* Each failure has SQLite's code for it, and the system's code for SQLite's log. */
 static void test_each_failure_has_its_code(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
@@ -586,7 +572,6 @@ static void test_each_failure_has_its_code(void **state)
  * asks for it. */
 static void test_names_are_synced_once(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);
@@ -614,7 +599,6 @@ static void test_names_are_synced_once(void **state)
 
 static void test_one_lock_at_all_levels(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     sqlite3_file *f = file_open(vfs, "/db/f", READWRITE),
@@ -640,7 +624,6 @@ static void test_one_lock_at_all_levels(void **state)
 
 static void test_which_files_are_opened(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS), *reads = sqlite3_vfs_find("only-read");
@@ -701,7 +684,6 @@ static void test_which_files_are_opened(void **state)
 /* An empty journal counts as missing; an empty file may be read and written. */
 static void test_access(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     static const int kinds[] = {SQLITE_ACCESS_EXISTS, SQLITE_ACCESS_READWRITE,
@@ -724,7 +706,6 @@ static void test_access(void **state)
 
 static void test_what_the_system_tells(void **state)
 {
-    (void)state;
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
     sqlite3_file *f = file_open(vfs, "/db/f", READWRITE);

@@ -19,7 +19,6 @@ static struct json *vars;
 
 static int make_variables(void **state)
 {
-    (void)state;
     char word[65] = {0}, s[641] = "", w[641] = {0}, u[641] = {0}, name[8];
     memset(word, 'x', 63);
     word[63] = ' ';
@@ -53,7 +52,6 @@ static int make_variables(void **state)
 
 static int free_variables(void **state)
 {
-    (void)state;
     json_free(vars);
     return 0;
 }
@@ -303,7 +301,6 @@ static const struct {
  * more for each 64 bytes that an operation reads or writes. */
 static void an_expression_takes_its_steps(void **state)
 {
-    (void)state;
     uint64_t base = steps_to_run("{% set x = 0 %}") - 1; /* a number takes one step */
     size_t n_bad = 0;
     for (size_t i = 0; i < sizeof expressions / sizeof *expressions; i++) {
@@ -359,7 +356,6 @@ static const struct {
 
 static void a_statement_takes_its_steps(void **state)
 {
-    (void)state;
     size_t n_bad = 0;
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
         const char *s = statements[i].statements;
@@ -380,7 +376,6 @@ static void a_statement_takes_its_steps(void **state)
  * loop, stays within 500 levels. */
 static void levels_are_given_back(void **state)
 {
-    (void)state;
     struct err err = {0};
     for (size_t i = 0; i < sizeof expressions / sizeof *expressions; i++) {
         char text[300], loop[400];
@@ -407,7 +402,6 @@ static void levels_are_given_back(void **state)
 /* The levels that one nesting more takes, in the compilation or, with a value, in the render. */
 static void nesting_takes_its_levels(void **state)
 {
-    (void)state;
     static const struct {
         const char *before, *opens, *inside, *closes, *after;
         enum what what;
@@ -461,7 +455,6 @@ static void nesting_takes_its_levels(void **state)
 
 static void limits_are_those_of_the_manual(void **state)
 {
-    (void)state;
     struct jinja_limits l = jinja_default_limits();
     assert_int_equal(l.max_steps, 20000000);
     assert_int_equal(l.max_depth, 500);
@@ -473,7 +466,6 @@ static void limits_are_those_of_the_manual(void **state)
 /* A source and an output of exactly the limit pass. One byte more does not. */
 static void bytes_are_counted_exactly(void **state)
 {
-    (void)state;
     static const char *const outputs[] = {"%s", "{{ '%s' }}",
                                           "{%% set x %%}%s{%% endset %%}",
                                           "{%% filter trim %%}%s{%% endfilter %%}",
@@ -508,7 +500,6 @@ static void bytes_are_counted_exactly(void **state)
 /* Text that is made doubles its room. Memory that the limit does not allow ends the render. */
 static void memory_is_bounded(void **state)
 {
-    (void)state;
     static const char *const sources[] = {
         "{{ 'x' * 100000 }}",
         "{{ s * 1000 }}",

@@ -37,7 +37,6 @@ static struct json *read_json(const char *path)
 
 static int load_golden(void **state)
 {
-    (void)state;
     int64_t t[6] = {0};
     golden = read_json("tests/model/golden/chat.json");
     for (size_t i = 0; i < 6; i++)
@@ -55,7 +54,6 @@ static int load_golden(void **state)
 
 static int free_golden(void **state)
 {
-    (void)state;
     json_free(golden);
     return 0;
 }
@@ -130,7 +128,6 @@ static const char *judge(const struct outcome *o, const struct json *expected)
 
 static void test_units(void **state)
 {
-    (void)state;
     const struct json *units = json_member(golden, "units");
     const struct json *vars = json_member(golden, "unit_vars");
     size_t bad = 0;
@@ -152,7 +149,6 @@ static void test_units(void **state)
 
 static void test_chats(void **state)
 {
-    (void)state;
     const struct json *chats = json_member(golden, "chats");
     size_t bad = 0, done = 0, skipped = 0;
     for (size_t i = 0; i < json_count(chats); i++) {
@@ -207,7 +203,6 @@ static void expect_error(const char *source, const struct jinja_limits *limits, 
 
 static void test_messages(void **state)
 {
-    (void)state;
     expect_error("a\n\n{% nosuch %}", NULL, ERR_FORMAT, "model:3: unknown tag 'nosuch'");
     expect_error("a\n{{ 1 | urlize }}", NULL, ERR_UNSUPPORTED,
                  "model:2: filter 'urlize' is not supported");
@@ -233,7 +228,6 @@ static void expect_text(const char *source, const char *text)
 /* Cases found by fuzzing; the expected texts come from the reference implementation. */
 static void test_corners(void **state)
 {
-    (void)state;
     /* A literal that is only a continued line is empty. */
     expect_text("{% set s = '\\\n' %}{{ s.find('') }} {{ s.index('') }} {{ '' in s }} "
                 "{{ s.split('n')|length }} {{ s.partition('n')[0] }}|",
@@ -266,7 +260,6 @@ static void test_corners(void **state)
  * the type of a parameter's items so. */
 static void test_missing_attributes(void **state)
 {
-    (void)state;
     expect_text("{{ ({'a': 1} | items).type is defined }}", "False");
     expect_text("{{ ({'a': 1}.items()).type is defined }}", "False");
     expect_text("{{ ([1] | map('string')).x is defined }} {{ range(3).x is defined }}",
@@ -280,7 +273,6 @@ static void test_missing_attributes(void **state)
 
 static void test_hiding(void **state)
 {
-    (void)state;
     static const char *const sets[] = {
         "{% set range = 2 %}", "{% if false %}{% set range = 2 %}{% endif %}",
         "{% if false %}{% else %}{% set range = 2 %}{% endif %}",
@@ -297,7 +289,6 @@ static void test_hiding(void **state)
 /* As in Python, a count bounds the replacements, and the empty text lies between all characters. */
 static void test_replacing(void **state)
 {
-    (void)state;
     expect_text("{{ 'abab'.replace('a', 'xy') }} {{ 'abab'.replace('b', '') }} "
                 "{{ 'abab'.replace('c', 'x') }} {{ 'aaa'.replace('aa', 'b') }}",
                 "xybxyb aa abab ba");
@@ -314,7 +305,6 @@ static void test_replacing(void **state)
  * character. */
 static void test_trimming(void **state)
 {
-    (void)state;
     expect_text("a \t\n{%- if true %} b  {%- endif -%} \n c", "a bc");
     expect_text("x y\xc2\xa0\xe3\x80\x80{{- 1 -}}\xe2\x80\x83\xc3\xa9", "x y1\xc3\xa9");
     expect_text("\xc3\xa9\xe6\x97\xa5 {{- 1 }} {{- 2 }}", "\xc3\xa9\xe6\x97\xa5\x31\x32");
@@ -341,7 +331,6 @@ static void expect_limit(char *source, const struct jinja_limits *limits)
 
 static void test_limits(void **state)
 {
-    (void)state;
     expect_error(
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
         NULL, ERR_LIMIT, "");
@@ -389,7 +378,6 @@ static void test_limits(void **state)
 /* A long elif chain and a long text do not count as deep nesting. */
 static void test_long_is_not_deep(void **state)
 {
-    (void)state;
     char *source = repeated("{% if 0 %}", "{% elif 0 %}x", 20000, "{% else %}y{% endif %}");
     struct outcome o = render(source, strlen(source), NULL, NULL);
     assert_int_equal(o.rc, 0);
@@ -402,7 +390,6 @@ static void test_long_is_not_deep(void **state)
  * the characters around the blocks without case. */
 static void test_letters(void **state)
 {
-    (void)state;
     static const uint32_t others[] = {
         0x109F,  0x10A0,  0x10FF,  0x1100,  0x139F,  0x13A0,  0x177F,  0x1780,  0x17FF,
         0x1800,  0x1FFF,  0x2000,  0x206F,  0x2070,  0x209F,  0x20A0,  0x20CF,  0x20D0,
@@ -510,7 +497,6 @@ static size_t mutate(struct rng *r, char *s, size_t n, size_t cap, const char *o
 
 static void test_damage(void **state)
 {
-    (void)state;
     enum { ROUNDS = 30000, CAP = 16384 };
     const struct json *units = json_member(golden, "units"),
                       *chats = json_member(golden, "templates");

@@ -550,7 +550,6 @@ static const struct {
 
 static void each_failure_has_its_message(void **state)
 {
-    (void)state;
     const struct tm now = {.tm_year = 126, .tm_mon = 10, .tm_mday = 24, .tm_isdst = -1};
     size_t n_bad = 0;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -579,7 +578,6 @@ static void each_failure_has_its_message(void **state)
 /* Without a time, strftime_now alone is unknown. */
 static void a_render_may_have_no_time(void **state)
 {
-    (void)state;
     static const char *const rows_without[][2] = {
         {"{{ cycler() }}", "t:1: function 'cycler' is not supported"},
         {"{{ strftime_now('%Y') }}", "t:1: 'strftime_now' is undefined"}};
@@ -599,7 +597,6 @@ static void a_render_may_have_no_time(void **state)
 /* raise_exception's message is the whole message: up to 500 bytes, with blanks for zeros. */
 static void a_raised_message_is_cut(void **state)
 {
-    (void)state;
     for (int n = 498; n <= 502; n++) {
         char source[700], want[501] = {0};
         struct jinja_template *t;

@@ -64,7 +64,6 @@ static void expect(const char *source, const char *want, const char *origin)
 
 static void test_plain(void **state)
 {
-    (void)state;
     expect("<|end|>", "<|end|>", "-------");
     expect("{{ m.a }}", "<|end|>", "fffffff");
     expect("{{ own }}:{{ m.a }}:{{ 12 }}", "OWN:<|end|>:12", "----fffffff---");
@@ -76,7 +75,6 @@ static void test_plain(void **state)
 /* Pieces keep their origin, however they are combined. */
 static void test_joined(void **state)
 {
-    (void)state;
     expect("{{ '<s>' + m.a + '</s>' }}", "<s><|end|></s>", "---fffffff----");
     expect("{{ '<s>' ~ m.a ~ own }}", "<s><|end|>OWN", "---fffffff---");
     expect("{{ m.l[0] }}{{ m.l[1] }}", "<|end|>", "fffffff");
@@ -94,7 +92,6 @@ static void test_joined(void **state)
 
 static void test_cut(void **state)
 {
-    (void)state;
     expect("{{ m.sp | trim }}", "xy", "ff");
     expect("{{ m.sp.strip() + '.' }}", "xy.", "ff-");
     expect("{{ m.a[1:3] }}", "|e", "ff");
@@ -109,7 +106,6 @@ static void test_cut(void **state)
 
 static void test_changed(void **state)
 {
-    (void)state;
     expect("{{ m.up | lower }}", "<|end|>", "fffffff");
     expect("{{ m.a.upper() }}", "<|END|>", "fffffff");
     expect("{{ own | lower }}", "own", "---");
@@ -171,7 +167,6 @@ static void assert_capitals(const char *source, const struct traced *t)
  * after a block has captured them. The last source alternates between the two origins. */
 static void every_bit_is_copied(void **state)
 {
-    (void)state;
     static const char *const sources[] = {
         "{{ 'p' * %d }}{{ m[%d:][:%d] }}ppp",
         "{%% set x %%}{{ 'p' * %d }}{{ m[%d:][:%d] }}pp{%% endset %%}{{ x }}{{ x }}",
@@ -203,7 +198,6 @@ static void every_bit_is_copied(void **state)
  * and their parts are foreign, too. */
 static void large_strings_are_foreign(void **state)
 {
-    (void)state;
     static const int sizes[] = {16383, 16384, 16385};
     char *text = calloc(1, 16386);
     for (int i = 0; i < 3; i++) {
@@ -236,7 +230,6 @@ static void large_strings_are_foreign(void **state)
 /* A caller that traces nothing gets no bits. One that traces no string still has the names. */
 static void a_caller_may_trace_nothing(void **state)
 {
-    (void)state;
     struct json *m = parse("{\"KEY\": \"Value\"}");
     struct traced t = render("{{ m }}", m, NULL, false, NULL);
     assert_string_equal(t.text, "{'KEY': 'Value'}");
@@ -257,7 +250,6 @@ static void a_caller_may_trace_nothing(void **state)
 /* Each allocation of a compilation and of a render may fail. A message tells it, without text. */
 static void a_lack_of_memory_is_told(void **state)
 {
-    (void)state;
     static const char source[] = "{{ m }}";
     struct json *m = parse("[\"A\"]");
     const struct jinja_var extra[] = {{"m", m, true}};

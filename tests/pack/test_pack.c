@@ -92,7 +92,6 @@ static void round_trip(enum pack_type type, const uint16_t *v, size_t n,
 
 static void the_same_bits_come_back(void **state)
 {
-    (void)state;
     uint16_t *v = xmalloc(2 * MOST * sizeof v[0]);
     for (int kind = 0; kind < N_KINDS; kind++)
         for (int i = 0; i < N_LENGTHS; i++) {
@@ -109,7 +108,6 @@ static void the_same_bits_come_back(void **state)
  * the low bytes. */
 static void f32_is_bf16_and_lower_halves(void **state)
 {
-    (void)state;
     enum { N = 2000, HEAD = 8 + 15 + 10 + N };
     uint16_t v[2 * N], upper[N], lower[N];
     uint8_t packed[4 * N], want[4 * N];
@@ -132,7 +130,6 @@ static void f32_is_bf16_and_lower_halves(void **state)
 
 static void state_gets_smaller(void **state)
 {
-    (void)state;
     enum { N = 24576 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
     uint8_t *packed = xmalloc(2 * N);
@@ -154,7 +151,6 @@ static void state_gets_smaller(void **state)
  * a factor is not larger than its halves alone. */
 static void halves_are_ranked_apart(void **state)
 {
-    (void)state;
     enum { N = 24576 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
     uint8_t *packed = xmalloc(2 * N);
@@ -170,7 +166,6 @@ static void halves_are_ranked_apart(void **state)
 
 static void damage_stays_inside_its_bounds(void **state)
 {
-    (void)state;
     enum { N = 4096 + 34, TRIES = 4000 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
     uint8_t *packed = xmalloc(4 * N);
@@ -208,7 +203,6 @@ static void damage_stays_inside_its_bounds(void **state)
 
 static void odd_bytes_are_no_numbers(void **state)
 {
-    (void)state;
     uint8_t in[3] = {1, 2, 3}, out[64];
     assert_int_equal(pack_run(PACK_BF16, in, 3, out, sizeof out), 0);
     assert_false(pack_undo(out, 8, in, 3));

@@ -39,7 +39,6 @@ static void sealed(const struct seal *s, uint8_t out[SEALED])
 /* The expected bytes are those of Python's cryptography 50: HKDF, HKDFExpand, AESGCM, and XTS. */
 static void bytes_are_those_of_another_program(void **state)
 {
-    (void)state;
     static const uint8_t head[8] = {0x6f, 0x18, 0x6a, 0xd1, 0xd6, 0x39, 0x47, 0xdc},
                          tag[16] = {0xc6, 0x32, 0x6f, 0xd9, 0x51, 0xef, 0x54, 0xf1,
                                     0xb4, 0xf9, 0x11, 0xff, 0xd9, 0xc7, 0xd3, 0x26};
@@ -61,7 +60,6 @@ static void bytes_are_those_of_another_program(void **state)
 /* Any other bit, name, length, secret or id is refused. In place is as good as elsewhere. */
 static void opens_only_what_was_sealed(void **state)
 {
-    (void)state;
     struct seal *s = seal_of(0, "sixteen byte id."), *key = seal_of(1, "sixteen byte id."),
                 *id = seal_of(0, "another store id");
     uint8_t out[SEALED], good[SEALED], run[N], back[SEALED];
@@ -89,7 +87,6 @@ static void opens_only_what_was_sealed(void **state)
 /* A page opens at its own place only. */
 static void pages_have_places(void **state)
 {
-    (void)state;
     struct seal *s = seal_of(0, "sixteen byte id.");
     uint8_t plain[40], p[40];
     some(plain, sizeof plain);
@@ -133,7 +130,6 @@ static int open_all(const struct seal *s, const char *name, const char *bytes, s
 /* A sealed file is opened by its own key and name, whole, in its own order, or as a shorter one. */
 static void files_are_sealed(void **state)
 {
-    (void)state;
     enum { MANY = SEAL_FRAME_MOST + 1000, FRAME = 4 + SEAL_FRAME_MOST + SEAL_BYTES };
     static uint8_t plain[MANY];
     static const uint8_t secret[SEAL_KEY_BYTES] = {1}, other[SEAL_KEY_BYTES] = {2};
@@ -168,7 +164,6 @@ static void files_are_sealed(void **state)
 /* Only the key tells which bytes a keyed hash is of, and it is no key of a run. */
 static void hashes_are_keyed(void **state)
 {
-    (void)state;
     struct seal *s = seal_of(0, "sixteen byte id."), *key = seal_of(1, "sixteen byte id.");
     uint8_t hash[4][32];
     seal_hash(s, "abc", 3, hash[0]);

@@ -14,7 +14,6 @@
 
 static void keys_open(void **state)
 {
-    (void)state;
     const char *keys[] = {"alpha", "beta"};
     const char *a, *b, *none;
     struct auth *auth;
@@ -42,7 +41,6 @@ static void keys_open(void **state)
 /* An administrator sees all counters. So does every client of a server without keys. */
 static void who_sees_all(void **state)
 {
-    (void)state;
     const char *keys[] = {"alpha", "beta", "root"}, *salt;
     struct auth *auth;
     auth_create(keys, 3, 1, &auth);
@@ -70,7 +68,6 @@ static void who_sees_all(void **state)
 
 static void no_keys_let_all_in(void **state)
 {
-    (void)state;
     const char *salt = "";
     struct auth *auth;
     auth_create(NULL, 0, 0, &auth);
@@ -83,7 +80,6 @@ static void no_keys_let_all_in(void **state)
  * salt. */
 static void a_salt_finds_its_key(void **state)
 {
-    (void)state;
     const char *keys[] = {"alpha", "beta"};
     struct auth *auth;
     char salt[65];
@@ -106,7 +102,6 @@ static void a_salt_finds_its_key(void **state)
  * value. */
 static void the_salt_is_an_hmac(void **state)
 {
-    (void)state;
     const char *keys[] = {"alpha"};
     const char *salt;
     struct auth *auth;
@@ -119,7 +114,6 @@ static void the_salt_is_an_hmac(void **state)
 
 static void events_are_framed(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     sse_event(&b, "x");
     sse_event(&b, "a\nb\r\nc\rd");

@@ -26,7 +26,6 @@ static uint64_t counted(void)
 
 static int prepare(void **state)
 {
-    (void)state;
     atomic_store(&server.body_bytes, 0);
     server.o.max_body_bytes = MAX_BODY;
     server.o.max_bodies_bytes = MAX_ALL;
@@ -57,7 +56,6 @@ static enum MHD_Result add(struct call *c, size_t n)
 
 static void a_body_may_have_as_much_as_its_bound(void **state)
 {
-    (void)state;
     struct call c = begin();
     struct fault f = {0};
     for (size_t i = 1; i <= MAX_BODY / 10; i++) {
@@ -75,7 +73,6 @@ static void a_body_may_have_as_much_as_its_bound(void **state)
  * whole body first still gets an answer. At twice the bound the server closes the connection. */
 static void a_body_that_is_too_large_is_dropped(void **state)
 {
-    (void)state;
     struct call c = begin();
     struct fault f = {0};
     assert_int_equal(add(&c, MAX_BODY), MHD_YES);
@@ -97,7 +94,6 @@ static void a_body_that_is_too_large_is_dropped(void **state)
  * key have no share. */
 static void each_key_has_a_share_of_the_bound(void **state)
 {
-    (void)state;
     static const char *const keys[] = {"a", "b"};
     struct call c[5] = {begin(), begin(), begin(), begin(), begin()};
     struct fault f = {0};
@@ -133,7 +129,6 @@ static void each_key_has_a_share_of_the_bound(void **state)
 
 static void all_bodies_together_have_a_bound(void **state)
 {
-    (void)state;
     struct call c[3] = {begin(), begin(), begin()};
     struct fault f = {0};
     assert_int_equal(add(&c[0], MAX_BODY), MHD_YES);
@@ -163,7 +158,6 @@ static void put(struct call *c, const char *text)
 /* Parsed values replace the body's bytes, and count until the call ends. */
 static void a_body_becomes_values(void **state)
 {
-    (void)state;
     struct call c = begin();
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
     put(&c, "{\"model\": \"m\", \"n\": ");
@@ -184,7 +178,6 @@ static void a_body_becomes_values(void **state)
 
 static void a_bad_body_is_answered_once(void **state)
 {
-    (void)state;
     static const char *const bad[] = {"{", "", "{\"a\": 1,}", "nothing"};
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
     for (int i = 0; i < 4; i++) {
@@ -207,7 +200,6 @@ static void a_bad_body_is_answered_once(void **state)
 /* A large invalid text is refused by the scan, before memory for any value is used. */
 static void a_large_bad_body_is_refused_by_the_scan(void **state)
 {
-    (void)state;
     struct call c = begin();
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
     size_t n = 100 << 10;
@@ -227,7 +219,6 @@ static void a_large_bad_body_is_refused_by_the_scan(void **state)
  * together, may use. Such a body is refused. */
 static void values_have_a_bound(void **state)
 {
-    (void)state;
     enum { N = 300000 };
     struct textbuf text = {0};
     textbuf_add(&text, "[", 1);

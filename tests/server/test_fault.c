@@ -39,7 +39,6 @@ static void type_is(struct json *o, const char *want)
 
 static void test_types(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct fault f;
         assert_int_equal(fault_set(&f, types[i].status, NULL, NULL, "why %d", 1), -1);
@@ -55,7 +54,6 @@ static void test_types(void **state)
 static void test_reasons(void **state)
 {
     struct fault f;
-    (void)state;
     fault_set(&f, 404, "not_found", "at", "there is no '%.80s' of %s, but %d", "Kedazar",
               "Anna", 3);
     assert_string_equal(f.message, "there is no 'Kedazar' of Anna, but 3");
@@ -84,7 +82,6 @@ static void test_reasons(void **state)
 static void test_long_formats(void **state)
 {
     struct fault f;
-    (void)state;
     for (int n = 0; n < 420; n++) {
         char fmt[500];
         memset(fmt, 'x', (size_t)n);
@@ -97,7 +94,6 @@ static void test_long_formats(void **state)
 
 static void test_miss(void **state)
 {
-    (void)state;
     struct hcache_result r = {.prompt_tokens = 129, .cached_tokens = 128};
     /* all full chunks before the last token were restored */
     assert_null(provenance_miss(&r, ""));

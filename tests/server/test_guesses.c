@@ -37,7 +37,6 @@ static struct guess add(struct guesses *g, const char *from, int64_t at_ns)
 static void a_few_are_free_and_then_it_slows_down(void **state)
 {
     struct guesses *g;
-    (void)state;
     guesses_create(&g);
     for (int i = 0; i < GUESSES_FREE; i++)
         assert_int_equal(add(g, "10.0.0.1", SECOND_NS).hold_ns, 0);
@@ -57,7 +56,6 @@ static void many_at_once_wait_for_each_other(void **state)
 {
     struct guesses *g;
     int64_t before = 0;
-    (void)state;
     guesses_create(&g);
     for (int i = 0; i < 1000; i++) {
         int64_t hold = add(g, "10.0.0.1", SECOND_NS).hold_ns;
@@ -72,7 +70,6 @@ static void it_is_forgotten_after_the_window(void **state)
 {
     struct guesses *g;
     int64_t now = SECOND_NS;
-    (void)state;
     guesses_create(&g);
     for (int i = 0; i < GUESSES_FREE + 1; i++, now += SECOND_NS)
         (void)add(g, "10.0.0.1", now);
@@ -86,7 +83,6 @@ static void it_is_forgotten_after_the_window(void **state)
 static void a_network_is_one_address(void **state)
 {
     struct guesses *g;
-    (void)state;
     guesses_create(&g);
     for (int i = 0; i < GUESSES_FREE; i++)
         (void)add(g, i % 2 ? "2001:db8::1" : "2001:db8::2", SECOND_NS);
@@ -99,7 +95,6 @@ static void the_log_gets_a_line_a_second(void **state)
 {
     struct guesses *g;
     struct guess out;
-    (void)state;
     guesses_create(&g);
     out = add(g, "10.0.0.1", SECOND_NS);
     assert_true(out.tell);

@@ -66,7 +66,6 @@ static void lengths(void **state)
         {501, 2, {{ENCODING, "chunked"}, {ENCODING, "chunked"}}},
         {501, 2, {{ENCODING, "gzip"}, {ENCODING, "chunked"}}},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         assert_int_equal(status_of(cases[i].h, cases[i].n), cases[i].status);
 }
@@ -75,7 +74,6 @@ static void long_uri(void **state)
 {
     struct fault f;
     struct head h = {.uri_bytes = HEAD_MAX_URI_BYTES};
-    (void)state;
     assert_int_equal(head_check(&h, 1000, &f), 0);
     h.uri_bytes++;
     assert_int_equal(head_check(&h, 1000, &f), -1);
@@ -84,7 +82,6 @@ static void long_uri(void **state)
 
 static void paths(void **state)
 {
-    (void)state;
     assert_true(head_path_is("/", "/"));
     assert_false(head_path_is("/", "/x"));
     assert_true(head_path_is("/v1/models", "/v1/models"));

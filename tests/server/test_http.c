@@ -29,7 +29,6 @@ static struct hcache *h;
 
 static int open_model(void **state)
 {
-    (void)state;
     const struct hcache_opts o = {.model = "models/demo", .threads = 1, .max_context = 128};
     struct hcache_err err;
     return hcache_open(&o, &h, &err) != 0 || hcache_serve_start(h, 0, &err) != 0;
@@ -37,7 +36,6 @@ static int open_model(void **state)
 
 static int close_model(void **state)
 {
-    (void)state;
     hcache_serve_stop(h);
     hcache_close(h);
     return 0;
@@ -125,7 +123,6 @@ static void refused(const struct server_opts *o, int code, const char *part)
 
 static void a_server_listens_where_it_is_told(void **state)
 {
-    (void)state;
     struct server_opts o = options();
     const char *hosts[] = {"127.0.0.1", "host.example"};
     o.hosts = hosts;
@@ -156,7 +153,6 @@ static void a_server_listens_where_it_is_told(void **state)
 /* Beside IPv4 or alone. */
 static void a_server_may_listen_on_ipv6(void **state)
 {
-    (void)state;
     struct server_opts o = options();
     struct server *s = NULL;
     struct err err = {0};
@@ -183,7 +179,6 @@ static void a_server_may_listen_on_ipv6(void **state)
 
 static void each_state_is_told(void **state)
 {
-    (void)state;
     const struct server_opts o = options();
     struct server *s = started(&o);
     struct err err = {0};
@@ -239,7 +234,6 @@ static void wait_early(struct early *e, const struct server *s)
  * queue has room. A server that stops refuses the request. */
 static void requests_wait_for_the_model(void **state)
 {
-    (void)state;
     struct server_opts o = options();
     struct err err = {0};
     o.wait_ready = true;
@@ -268,7 +262,6 @@ static void requests_wait_for_the_model(void **state)
 /* Without its file of answers a server goes on, unless the file is required. */
 static void the_file_of_answers_may_be_done_without(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 20];
     struct stat st;
     tempdir_make(dir, "http");
@@ -296,7 +289,6 @@ static void the_file_of_answers_may_be_done_without(void **state)
 /* Nothing is kept in the folder of another user, who could read and replace it. */
 static void no_answers_are_kept_in_another_users_folder(void **state)
 {
-    (void)state;
     if (geteuid() != 0) {
         print_message("only root can make another user's folder\n");
         skip();
@@ -340,7 +332,6 @@ static void counter_is(const char *metrics, const char *name, int want)
 
 static void requests_are_counted_by_answer_and_thread(void **state)
 {
-    (void)state;
     static const char *const keys[] = {"one", "admin"};
     const struct conversations_opts co = {0};
     struct conversations *c = NULL;

@@ -57,7 +57,6 @@ const char *MHD_lookup_connection_value(struct MHD_Connection *connection,
 
 static void each_error_has_its_status(void **state)
 {
-    (void)state;
     static const struct {
         int rc, status;
         const char *code;
@@ -106,7 +105,6 @@ static int page(const char *wants_limit, const char *wants_order, struct items_p
 
 static void a_page_has_a_limit_and_an_order(void **state)
 {
-    (void)state;
     struct items_page p;
     struct fault f;
     assert_int_equal(page(NULL, NULL, &p, &f), 0);
@@ -134,7 +132,6 @@ static void a_page_has_a_limit_and_an_order(void **state)
 
 static void a_path_is_cut_at_its_first_slash(void **state)
 {
-    (void)state;
     char two[] = "conv_1/items/7", one[] = "conv_1", ends[] = "conv_1/";
     assert_string_equal(keep_split(two), "items/7");
     assert_string_equal(two, "conv_1");
@@ -148,7 +145,6 @@ static void a_path_is_cut_at_its_first_slash(void **state)
 
 static void a_time_to_live_is_digits_within_its_bound(void **state)
 {
-    (void)state;
     char most[24], more[24];
     snprintf(most, sizeof most, "%lld", (long long)HCACHE_MAX_CACHE_TTL_S);
     snprintf(more, sizeof more, "%lld", (long long)HCACHE_MAX_CACHE_TTL_S + 1);
@@ -182,7 +178,6 @@ static size_t tidy(struct server *s, int64_t by_s)
  * model is loaded, nothing else is tidied. */
 static void a_clock_that_is_set_is_logged_once(void **state)
 {
-    (void)state;
     static struct server s;
     static const struct {
         int64_t by_s;
@@ -260,7 +255,6 @@ static uint64_t n_chunks(struct server *s)
 /* Idle chunks are searched sixteen times within their time, and are evicted behind it. */
 static void idle_chunks_are_evicted_at_their_time(void **state)
 {
-    (void)state;
     static struct server s;
     open_server(&s);
     save(&s, 1, 0);
@@ -290,7 +284,6 @@ static void idle_chunks_are_evicted_at_their_time(void **state)
 
 static void expired_chunks_are_evicted(void **state)
 {
-    (void)state;
     static struct server s;
     open_server(&s);
     save(&s, 1, 3600);
@@ -307,7 +300,6 @@ static void expired_chunks_are_evicted(void **state)
 /* The advice is made at once, and again only after a thousand times the time that it took. */
 static void the_advice_is_made_now_and_then(void **state)
 {
-    (void)state;
     static struct server s;
     open_server(&s);
     save(&s, 1, 0);
@@ -359,7 +351,6 @@ static int n_doomed(struct server *s)
 /* The chunks of an erased turn are erased, but those that other contexts continue stay. */
 static void the_chunks_of_erased_turns_are_erased(void **state)
 {
-    (void)state;
     static struct server s;
     struct conversations *c = NULL;
     const struct conversations_opts o = {.ttl_s = 1000};

@@ -299,7 +299,6 @@ static const char *type_of(const char *text, const char *family)
 
 static void each_counter_has_its_line(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     metrics_of_engine(&b, &stats, &saved, IDLE_S);
     for (int i = 0; i < N_WANT; i++) {
@@ -319,7 +318,6 @@ static void each_counter_has_its_line(void **state)
 /* Each bucket counts all values up to its bound. */
 static void histograms_add_up(void **state)
 {
-    (void)state;
     static const char *const names[] = {"queue_seconds", "ttft_seconds", "tbt_seconds",
                                         "restore_seconds", "restore_predicted_seconds"};
     struct hcache_stats st = stats;
@@ -365,7 +363,6 @@ static void histograms_add_up(void **state)
 /* If there are no copies, no remote or no store, their metrics are missing or 0. */
 static void parts_that_do_not_exist(void **state)
 {
-    (void)state;
     struct hcache_stats st = stats;
     struct hcache_cache_stats k = saved;
     struct textbuf b = {0};
@@ -391,7 +388,6 @@ static void parts_that_do_not_exist(void **state)
 
 static void the_advice_has_a_line_for_each_time(void **state)
 {
-    (void)state;
     const struct hcache_advice a[HCACHE_ADVICES] = {{"hour", 3600, 1, 6},
                                                     {"day", 86400, 2, 7},
                                                     {"week", 604800, 3, 8},
@@ -415,7 +411,6 @@ static void the_advice_has_a_line_for_each_time(void **state)
 
 static void a_tenant_sees_its_own_counters(void **state)
 {
-    (void)state;
     static const struct tenant_counts t = {.n_http = 1,
                                            .n_open = 2,
                                            .n_ended = {3, 4, 5, 6},

@@ -49,7 +49,6 @@ static int origin_status(const struct origin_rules *r, const char *host, const c
 
 static void a_name_of_others_is_refused(void **state)
 {
-    (void)state;
     static const char *const good[] = {"127.0.0.1",
                                        "127.0.0.1:8080",
                                        "192.168.1.7:80",
@@ -111,7 +110,6 @@ static void a_name_of_others_is_refused(void **state)
 
 static void allowed_hosts_are_names_in_any_spelling(void **state)
 {
-    (void)state;
     assert_int_equal(host_status(&some, "chat.example:8080"), 0);
     assert_int_equal(host_status(&some, "CHAT.example."), 0);
     assert_int_equal(host_status(&some, "proxy.example"), 0);
@@ -123,7 +121,6 @@ static void allowed_hosts_are_names_in_any_spelling(void **state)
 /* With keys a page that rebinds a name cannot ask; without, only this machine's names are safe. */
 static void every_name_is_allowed_where_a_key_is_needed(void **state)
 {
-    (void)state;
     const struct origin_rules keys = {.any_host = true}, own = {.own_host = "Nas"},
                               unknown = {.own_host = ""};
     assert_int_equal(host_status(&keys, "evil.example:80"), 0);
@@ -141,7 +138,6 @@ static void there_is_one_host(void **state)
     const struct header two[] = {{"Host", "localhost"}, {"HOST", "localhost"}, {0}};
     const struct header no_host[] = {{"Accept", "*"}, {0}};
     const struct header page_without[] = {{"Origin", "http://localhost"}, {0}};
-    (void)state;
     assert_int_equal(status_of(&none, two, false, &allowed), 400);
     /* HTTP/1.0 needs no Host */
     assert_int_equal(status_of(&none, no_host, false, &allowed), 0);
@@ -176,7 +172,6 @@ static void the_own_page_may_ask_and_no_other(void **state)
         {403, "127.0.0.1:8080", "http://127.0.0.1:8080@evil.example"},
         {403, "localhost:443", "http://localhost"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_int_equal(origin_status(&some, cases[i].host, cases[i].origin),
                          cases[i].status);
@@ -194,7 +189,6 @@ static void an_allowed_origin_is_named_in_the_answer(void **state)
                                  {0}};
     const struct header own[] = {
         {"Host", "localhost"}, {"Origin", "http://localhost"}, {0}};
-    (void)state;
     assert_int_equal(status_of(&some, app, false, &allowed), 0);
     assert_string_equal(allowed, "https://APP.example:443");
     assert_int_equal(status_of(&none, app, false, &allowed), 403);
@@ -230,7 +224,6 @@ static int site_status(const char *site, const char *mode, const char *dest, boo
 
 static void other_sites_may_only_link_to_the_page(void **state)
 {
-    (void)state;
     assert_int_equal(site_status("same-origin", "cors", "empty", false), 0);
     assert_int_equal(site_status("none", "navigate", "document", false), 0);
     assert_int_equal(site_status("cross-site", "no-cors", "image", false), 403);
@@ -271,7 +264,6 @@ static void a_page_sends_json(void **state)
                                         "multipart/form-data-2",
                                         "application/x-www-form-urlencoded",
                                         "text/json"};
-    (void)state;
     for (size_t i = 0; i < sizeof json / sizeof *json; i++) {
         assert_int_equal(type_status("Origin", "2", json[i]), 0);
         assert_int_equal(type_status("Sec-Fetch-Site", "2", json[i]), 0);
@@ -334,7 +326,6 @@ static void a_rule_that_can_never_match_is_an_error(void **state)
     static const char *const bad[] = {"",          "a.example",  "http://",
                                       "http://a/", "http://a:x", "https://a b",
                                       "app://",    "app://x/y",  "://x"};
-    (void)state;
     for (size_t i = 0; i < sizeof good / sizeof *good; i++)
         assert_int_equal(rules_of(NULL, good[i]), 0);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)

@@ -141,7 +141,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     server_drain(server);
     hcache_serve_stop(h);
     server_stop(server);
@@ -514,7 +513,6 @@ static const char *path_in_text(const struct route *r)
 /* The server's description has each route and no other. */
 static void the_description_has_each_route(void **state)
 {
-    (void)state;
     struct json *v;
     int n_routes = 0, n_described = 0;
     char *answer = exchange("GET /openapi.json HTTP/1.0\r\nHost: localhost\r\n"
@@ -547,7 +545,6 @@ static void the_description_has_each_route(void **state)
 /* A server that was started without standard input accepts connections as descriptor 0. */
 static void a_connection_may_be_descriptor_0(void **state)
 {
-    (void)state;
     int own = dup(STDIN_FILENO);
     close(STDIN_FILENO);
     for (int i = 0; i < 2; i++) {
@@ -597,7 +594,6 @@ static bool is_served(int fd)
  * are served when others have ended. */
 static void connections_wait_for_their_turn(void **state)
 {
-    (void)state;
     enum { MOST = 16 };
     int fd[MOST + 2];
     for (int i = 0; i < MOST; i++) {
@@ -644,7 +640,6 @@ static char *logged(void)
  * Polls that are answered have none. */
 static void each_request_has_a_line_in_the_log(void **state)
 {
-    (void)state;
     enum { LONG = 100 };
     static const char want[] =
         "hcache: POST /v1/completions 200 in # ms: prompt 100, cached 0, generated 2\n"

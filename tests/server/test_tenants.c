@@ -12,7 +12,6 @@
 
 static void an_answer_is_counted_for_its_key_alone(void **state)
 {
-    (void)state;
     struct tenants *t;
     struct tenant_counts c, none = {0};
     const struct hcache_result r = {.prompt_tokens = 300,
@@ -48,7 +47,6 @@ static void an_answer_is_counted_for_its_key_alone(void **state)
  * ended. */
 static void only_restored_tokens_make_a_restore(void **state)
 {
-    (void)state;
     struct tenants *t;
     struct tenant_counts c;
     const struct hcache_result r = {

@@ -101,13 +101,11 @@ static bool is_shut(const struct connection *c)
 static int open_watcher(void **state)
 {
     struct err err;
-    (void)state;
     return watcher_create(PLACES, IDLE_S, &watcher, &err);
 }
 
 static int close_watcher(void **state)
 {
-    (void)state;
     watcher_destroy(watcher);
     return 0;
 }
@@ -126,7 +124,6 @@ static void assert_ends_in(const struct connection *c, int seconds)
 
 static void each_state_has_its_deadline(void **state)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) {
         struct connection c;
         begin(&c, 10);
@@ -142,7 +139,6 @@ static void each_state_has_its_deadline(void **state)
 
 static void an_answer_has_none(void **state)
 {
-    (void)state;
     struct connection c, never;
     begin(&c, 10);
     begin(&never, 0);
@@ -162,7 +158,6 @@ static void an_answer_has_none(void **state)
  * stays. */
 static void short_places_close_connections_sooner(void **state)
 {
-    (void)state;
     for (int n = 5; n <= 6; n++) { /* look() takes one more place */
         for (int idle = 0; idle < 2; idle++) {
             struct connection c[6];
@@ -188,7 +183,6 @@ static void short_places_close_connections_sooner(void **state)
 
 static void no_place_is_no_watch(void **state)
 {
-    (void)state;
     struct connection c[PLACES + 1];
     for (int i = 0; i <= PLACES; i++) {
         begin(&c[i], 10);
@@ -210,7 +204,6 @@ static void no_place_is_no_watch(void **state)
 
 static void a_client_that_has_gone_is_told_once(void **state)
 {
-    (void)state;
     struct connection c, silent;
     begin(&c, 0);
     begin(&silent, 0);
@@ -241,7 +234,6 @@ static void a_client_that_has_gone_is_told_once(void **state)
 
 static void an_alarm_rings_once_at_its_time(void **state)
 {
-    (void)state;
     struct connection c, none, ended;
     begin(&c, 0);
     begin(&none, 0);
@@ -271,7 +263,6 @@ static void an_alarm_rings_once_at_its_time(void **state)
  * later. */
 static void all_alarms_ring_at_the_end(void **state)
 {
-    (void)state;
     struct connection c;
     begin(&c, 0);
     watch_alarm(c.watch, 1000 * SECOND, on_alarm, &c);

@@ -99,7 +99,6 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
 {
     struct worker *w = start(100);
     struct call large[3], medium[3], small[3], one_more;
-    (void)state;
     for (int i = 0; i < 3; i++) {
         init(&large[i], &holds, 100000);
         assert_true(worker_take(w, &large[i]));
@@ -134,7 +133,6 @@ static void it_refuses_more_than_it_may_hold(void **state)
 {
     struct worker *w = start(2);
     struct call c[4];
-    (void)state;
     for (int i = 0; i < 4; i++)
         init(&c[i], &holds, 5000);
     assert_true(worker_take(w, &c[0]));
@@ -153,7 +151,6 @@ static void nothing_is_lost_at_the_end(void **state)
 {
     struct worker *w = start(100);
     struct call held, c[20];
-    (void)state;
     init(&held, &holds, 5000);
     assert_true(worker_take(w, &held));
     wait_for(&gate.n_inside, 1);
@@ -187,7 +184,6 @@ static void jobs_keep_their_order(void **state)
     static int number[20];
     struct worker *w = start(1);
     struct call held[3];
-    (void)state;
     for (int i = 0; i < 3; i++) {
         init(&held[i], &holds, i == 0 ? 5000 : i == 1 ? 500 : 5);
         assert_true(worker_take(w, &held[i]));
@@ -210,7 +206,6 @@ static void jobs_keep_their_order(void **state)
 /* One key's calls fill the queue; another key's few still have a place. */
 static void a_key_has_a_share_of_the_queue(void **state)
 {
-    (void)state;
     static const char a[] = "a", b[] = "b";
     const struct worker_thread_opts one = {.max_bytes = SIZE_MAX};
     const struct worker_opts o = {
@@ -245,7 +240,6 @@ static void look_at_priority(void *arg)
 
 static void a_thread_has_its_priority(void **state)
 {
-    (void)state;
     for (int nice = 0; nice < 8; nice += 7) {
         const struct worker_thread_opts one = {.max_bytes = SIZE_MAX, .nice = nice};
         const struct worker_opts o = {.threads = &one, .n_threads = 1, .max_calls = 1};
@@ -297,7 +291,6 @@ static void it_tidies_once_in_a_period(void **state)
                                   .tidy = tidy,
                                   .arg = &n_tidied,
                                   .period_s = PERIOD_S};
-    (void)state;
     atomic_store(&ahead_s, 1000 * PERIOD_S);
     gate.n_ended = 0;
     assert_int_equal(worker_create(&o, &w, NULL), 0);

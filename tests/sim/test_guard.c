@@ -152,7 +152,6 @@ static int n_seeds(void)
 
 static void never_more_than_a_point_behind(void **state)
 {
-    (void)state;
     static pick_fn *const picks[] = {pick_worst, pick_by_turns, pick_phases};
     static const uint64_t sizes[] = {300, 1500, 5000};
     for (size_t i = 0; i < sizeof picks / sizeof picks[0]; i++)
@@ -170,7 +169,6 @@ static void never_more_than_a_point_behind(void **state)
 /* The bound still allows choices that pay. */
 static void what_pays_is_still_done(void **state)
 {
-    (void)state;
     struct outcome o = play(1500, pick_phases, 3);
     print_message("# phases: hits %llu and %llu\n", (unsigned long long)o.n_lru,
                   (unsigned long long)o.n_ours);

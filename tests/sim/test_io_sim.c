@@ -53,7 +53,6 @@ static void add_fault(struct io *io, struct io_sim_fault fault)
 
 static void test_synced_data_survive(void **state)
 {
-    (void)state;
     uint8_t a[3 * SECTOR], b[3 * SECTOR], in[3 * SECTOR];
     iotest_fill(a, sizeof a, 1);
     iotest_fill(b, sizeof b, 2);
@@ -105,7 +104,6 @@ static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *ne
 
 static void test_unsynced_sectors_take_every_fate(void **state)
 {
-    (void)state;
     enum { N = 8 };
     uint8_t a[N * SECTOR], b[N * SECTOR], in[N * SECTOR];
     struct tally t = {0};
@@ -139,7 +137,6 @@ static void test_unsynced_sectors_take_every_fate(void **state)
 /* The same holds for a sector that is not the file's first one. The sectors before it stay. */
 static void test_unsynced_sectors_behind_others(void **state)
 {
-    (void)state;
     enum { N = 4, LAST = (N - 1) * SECTOR };
     uint8_t a[N * SECTOR], b[SECTOR], in[N * SECTOR];
     struct tally t = {0};
@@ -166,7 +163,6 @@ static void test_unsynced_sectors_behind_others(void **state)
 
 static void test_length_needs_sync_too(void **state)
 {
-    (void)state;
     unsigned n_short = 0, n_long = 0, n_between = 0;
     uint8_t b[2 * SECTOR];
     iotest_fill(b, sizeof b, 1);
@@ -191,7 +187,6 @@ static void test_length_needs_sync_too(void **state)
  * them, as its mode says. */
 static void test_cuts_and_holes_need_sync_too(void **state)
 {
-    (void)state;
     /* [was the hole made][was the file cut] */
     static const bool may_be[][2][2] = {[SIM_CRASH_DROP] = {{true, false}, {false, false}},
                                         [SIM_CRASH_PREFIX] = {{true, false}, {true, true}},
@@ -220,7 +215,6 @@ static void test_cuts_and_holes_need_sync_too(void **state)
 
 static void test_names_need_their_own_sync(void **state)
 {
-    (void)state;
     unsigned n_lost = 0, n_kept = 0, n_old = 0, n_new = 0, n_undead = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
         struct io *io = open_sim(seed);
@@ -251,7 +245,6 @@ static void test_names_need_their_own_sync(void **state)
 
 static void test_a_lost_folder_takes_its_files(void **state)
 {
-    (void)state;
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 30; seed++) {
         struct io *io = open_sim(seed);
@@ -290,7 +283,6 @@ static int history(struct io *io)
 
 static void test_crash_at(void **state)
 {
-    (void)state;
     struct io *io = open_sim(3);
     assert_int_equal(history(io), 0);
     assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), 11);
@@ -324,7 +316,6 @@ static void test_crash_at(void **state)
 
 static void test_deterministic(void **state)
 {
-    (void)state;
     unsigned n_different = 0;
     for (uint64_t n = 3; n <= 11; n++) {
         uint64_t digest[3];
@@ -343,7 +334,6 @@ static void test_deterministic(void **state)
 
 static void test_fork(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1), *image, *same;
     struct io_file *f = open_file(io, "/f", IO_CREATE);
     uint8_t a[2 * SECTOR], in[2 * SECTOR];
@@ -372,7 +362,6 @@ static void test_fork(void **state)
 
 static void test_crash_with_requests_under_way(void **state)
 {
-    (void)state;
     enum { N = 6 };
     for (uint64_t seed = 0; seed < 20; seed++) {
         struct io *io = open_sim(seed);
@@ -408,7 +397,6 @@ static void test_crash_with_requests_under_way(void **state)
 
 static void test_fault_rules(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/data", IO_CREATE),
                    *g = open_file(io, "/other", IO_CREATE);
@@ -453,7 +441,6 @@ static void test_fault_rules(void **state)
 
 static void test_lost_and_misdirected_writes(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE | IO_DIRECT);
     size_t n = 20 * SECTOR;
@@ -484,7 +471,6 @@ static void test_lost_and_misdirected_writes(void **state)
 
 static void test_damaged_bits(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE);
     uint8_t b[100] = {0}, in[100], zero[100] = {0};
@@ -512,7 +498,6 @@ static void test_damaged_bits(void **state)
 
 static void test_sync_that_fails_and_then_lies(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 10; seed++) {
         struct io *io = open_sim(seed);
         struct io_file *f = open_file(io, "/f", IO_CREATE), *g = open_file(io, "/f", 0);
@@ -540,7 +525,6 @@ static void test_sync_that_fails_and_then_lies(void **state)
 
 static void test_slow(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     add_fault(io,
               (struct io_sim_fault){.kind = IO_SIM_SLOW, .slow_ns = 5000000, .count = 2});
@@ -553,7 +537,6 @@ static void test_slow(void **state)
 
 static void test_capacity(void **state)
 {
-    (void)state;
     struct io *io;
     struct io_sim_opts opts = {.seed = 1, .capacity_bytes = 10 * SECTOR};
     assert_int_equal(io_sim_open(&opts, &io, NULL), 0);
@@ -598,7 +581,6 @@ static void test_capacity(void **state)
 /* io_stat tells folders from files, and one file from another. */
 static void test_stat(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_stat st, other;
     uint8_t b[3 * SECTOR] = {1};
@@ -631,7 +613,6 @@ static void test_stat(void **state)
  * It also fails while the disk has no power. */
 static void test_names_that_are_refused(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_names names = {0};
     struct io_stat st;
@@ -688,7 +669,6 @@ static void do_each(struct io *io, struct io_file *f)
 /* Without `on`, a fault hits the operations that its kind can harm. */
 static void test_what_a_fault_hits(void **state)
 {
-    (void)state;
     static const struct {
         enum io_sim_fault_kind kind;
         uint64_t n_hits;
@@ -721,7 +701,6 @@ static void test_what_a_fault_hits(void **state)
 /* The first eight codes are counted, each by itself. */
 static void test_failures_count_by_code(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE);
     for (int code = 1; code <= IO_SIM_MAX_CODES + 1; code++) {
@@ -757,7 +736,6 @@ static void must_list(struct io *io, const char *path, const char *want)
 
 static void test_paths(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     static const char *const folders[] = {"/d", "/dd", "/d/e", "/d/e/"};
     static const char *const files[] = {"/d/f", "/dd/g", "/d/e/h", "/.x", "/..y", "z"};
@@ -786,7 +764,6 @@ static void test_paths(void **state)
 /* If a folder cannot be made or its name cannot be synced, no folder of the path is left. */
 static void test_half_made_folders(void **state)
 {
-    (void)state;
     static const unsigned on[] = {IO_SIM_ON_DIR_SYNC, IO_SIM_ON_NAME};
     for (uint64_t i = 0; i < 6; i++) {
         struct io *io = open_sim(1);
@@ -808,7 +785,6 @@ static void test_half_made_folders(void **state)
 
 static void test_renames(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     uint64_t before, after, total;
     uint8_t b[3 * SECTOR] = {1};
@@ -840,7 +816,6 @@ static void test_renames(void **state)
 /* A folder's sync leaves changes in other folders as they are. */
 static void test_a_folder_is_synced_alone(void **state)
 {
-    (void)state;
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 30; seed++) {
         struct io *io = open_sim(seed);
@@ -869,7 +844,6 @@ static void test_a_folder_is_synced_alone(void **state)
 
 static void test_locks(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     struct io_file *w = open_file(io, "/f", IO_CREATE), *r[2];
     for (int i = 0; i < 2; i++) {
@@ -901,7 +875,6 @@ static void test_locks(void **state)
 /* A file that was cut and grown again reads as zeros behind the cut, and its space is free. */
 static void test_cut_and_grown(void **state)
 {
-    (void)state;
     static const uint64_t cuts[] = {0, 1, SECTOR - 1, SECTOR, SECTOR + 1, 2 * SECTOR};
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
         struct io *io = open_sim(1);
@@ -931,7 +904,6 @@ static void test_cut_and_grown(void **state)
 /* The seed decides random bytes. */
 static void test_random_bytes(void **state)
 {
-    (void)state;
     uint8_t b[3][17] = {{0}};
     for (uint64_t i = 0; i < 3; i++) {
         struct io *io = open_sim(i / 2);
@@ -969,7 +941,6 @@ static void *hammer(void *arg)
 
 static void test_threads(void **state)
 {
-    (void)state;
     struct io *io = open_sim(1);
     pthread_t t[4];
     io_sim_crash_at(io, IO_SIM_AT_OP, 900);

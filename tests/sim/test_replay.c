@@ -35,7 +35,6 @@ static void chats(struct load *l, uint64_t seed, double think_s)
  * ShareGPT. */
 static void chats_have_the_papers_quantiles(void **state)
 {
-    (void)state;
     struct load l;
     struct chats_opts o = {
         .seed = 1, .n_sessions = 9000, .sessions_per_s = 1, .max_tokens = 32768};
@@ -58,7 +57,6 @@ static void chats_have_the_papers_quantiles(void **state)
 /* The first session comes after the time between two sessions, as all others do. */
 static void sessions_come_at_their_rate(void **state)
 {
-    (void)state;
     struct load l;
     struct chats_opts o = {
         .seed = 1, .n_sessions = 2000, .sessions_per_s = 1000, .max_tokens = 32768};
@@ -77,7 +75,6 @@ static void sessions_come_at_their_rate(void **state)
  * every repetition. */
 static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
 {
-    (void)state;
     struct load l;
     chats(&l, 3, 180);
     load_sort(&l);
@@ -94,7 +91,6 @@ static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
 
 static void a_window_helps_those_that_look(void **state)
 {
-    (void)state;
     struct load l;
     chats(&l, 4, 180);
     load_sort(&l);
@@ -111,7 +107,6 @@ static void a_window_helps_those_that_look(void **state)
  * policy that sees the queue knows which state to keep. */
 static void a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server(void **state)
 {
-    (void)state;
     struct load l;
     struct chats_opts o = {
         .seed = 1, .n_sessions = 4000, .sessions_per_s = 1, .max_tokens = 32768};
@@ -140,7 +135,6 @@ static void a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server(void **sta
 
 static void prices_give_the_papers_storage_shares(void **state)
 {
-    (void)state;
     struct closed_result r = {.decode_s = 3600, .n_jobs = 1};
     struct closed_opts c = {
         .model = &closed_models[0], .memory_bytes = 128e9, .disk_bytes = 10e12};
@@ -154,7 +148,6 @@ static void prices_give_the_papers_storage_shares(void **state)
 
 static void traces_are_read_and_bad_lines_named(void **state)
 {
-    (void)state;
     static const char mooncake[] =
         "{\"timestamp\":0,\"input_length\":1000,\"output_length\":5,"
         "\"hash_ids\":[0,1]}\n"
@@ -199,7 +192,6 @@ static void traces_are_read_and_bad_lines_named(void **state)
 /* After random pins, uses and moves in a cache of two tiers all counts add up. */
 static void two_tiers_add_up(void **state)
 {
-    (void)state;
     enum { BLOCKS = 60 };
     for (int p = 0; p < PLACEMENT_BELADY; p++) {
         struct rng r = {(uint64_t)p};
@@ -240,7 +232,6 @@ static void two_tiers_add_up(void **state)
 /* Requests are served in the order of their arrival; those of one moment by session, then turn. */
 static void requests_have_an_order(void **state)
 {
-    (void)state;
     static const struct load_request want[] = {
         {.time_s = 1, .session = 9, .turn = 9}, {.time_s = 2, .session = 1, .turn = 2},
         {.time_s = 2, .session = 1, .turn = 3}, {.time_s = 2, .session = 4, .turn = 1},

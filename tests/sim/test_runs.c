@@ -58,7 +58,6 @@ static const char agents[] =
 
 static void loads_are_the_golden_ones(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     struct load l;
     struct err err = {0};
@@ -92,7 +91,6 @@ static void loads_are_the_golden_ones(void **state)
  * included. */
 static void malformed_lines_are_named(void **state)
 {
-    (void)state;
     static const struct {
         bool is_mooncake;
         const char *text, *words; /* words NULL: the text is good */
@@ -161,7 +159,6 @@ static void malformed_lines_are_named(void **state)
 
 static void replays_are_the_golden_ones(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     struct load l;
     struct chats_opts o = {.seed = 5,
@@ -199,7 +196,6 @@ static void replays_are_the_golden_ones(void **state)
  * figures of LLaMA-13B in replay.c. */
 static void a_block_costs_more_behind_others(void **state)
 {
-    (void)state;
     assert_true(replay_block_s(64, 0) == 64 * (7.06e-5 + 2.2e-9 * 32));
     assert_true(replay_block_s(512, 3) == 512 * (7.06e-5 + 2.2e-9 * 1792));
 }
@@ -292,7 +288,6 @@ static void tell_victims(struct textbuf *b, enum placement_kind p, int n_tiers)
 
 static void victims_are_the_golden_ones(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int p = 0; p < PLACEMENT_BELADY; p++)
         for (int n_tiers = 1; n_tiers <= 2; n_tiers++)
@@ -326,7 +321,6 @@ static void tell_closed(struct textbuf *b, const char *name, const struct load *
 
 static void loaded_servers_are_the_golden_ones(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     struct load l;
     struct chats_opts co = {

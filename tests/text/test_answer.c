@@ -20,13 +20,11 @@ static int open_tools(void **state)
         "\"object\","
         "\"properties\":{\"a\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\"}}}}},"
         "{\"type\":\"function\",\"name\":\"g\"},{\"name\":\"h\",\"input_schema\":{}}]";
-    (void)state;
     return json_parse(&tools, text, sizeof text - 1, "tools", NULL);
 }
 
 static int close_tools(void **state)
 {
-    (void)state;
     json_free(tools);
     return 0;
 }
@@ -112,7 +110,6 @@ static void expect(const char *family, const char *text, const char *want)
 
 static void each_family_is_read(void **state)
 {
-    (void)state;
     static const struct {
         const char *family, *text, *want;
     } known[] = {
@@ -231,7 +228,6 @@ static void each_family_is_read(void **state)
 /* What is no call stays text, and takes no other call with it. */
 static void mistakes_stay_text(void **state)
 {
-    (void)state;
 #define GOOD "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>"
     static const char *const bad[] = {
         "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"b\"}</tool_call>",
@@ -278,7 +274,6 @@ static void mistakes_stay_text(void **state)
 /* Tags inside an argument are not tags. */
 static void arguments_may_quote_tags(void **state)
 {
-    (void)state;
     expect("hermes",
            "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"</"
            "tool_call><tool_call>{\\\"\"}}</tool_call>.",
@@ -300,7 +295,6 @@ static void arguments_may_quote_tags(void **state)
 
 static void thoughts_are_apart(void **state)
 {
-    (void)state;
     const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "a\n", tools, "<think>\nHm <tool_call>.\n</think>\n\n" GOOD "x",
                 "[Hm <tool_call>.]f({})x");
@@ -323,7 +317,6 @@ static void thoughts_are_apart(void **state)
 /* Without offered tools nothing is a call. */
 static void nobody_offered_is_text(void **state)
 {
-    (void)state;
     const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "", NULL, GOOD " \n", GOOD " \n");
 }

@@ -228,7 +228,6 @@ static void check(const struct made *m, const struct bpe *b, struct bpe_work *w,
 
 static void test_random_vocabularies(void **state)
 {
-    (void)state;
     struct rng rng = {.s = 20};
     for (int round = 0; round < 150; round++) {
         static struct made m;
@@ -258,7 +257,6 @@ static void test_random_vocabularies(void **state)
 /* With ignore_merges a piece that is a token is this token, although merging would not make it. */
 static void test_whole_pieces(void **state)
 {
-    (void)state;
     static struct made m;
     add_token(&m, "a");
     add_token(&m, "b");
@@ -287,7 +285,6 @@ static void test_whole_pieces(void **state)
 /* No text makes a special token, a reserved one, or one that was only added. */
 static void test_tokens_that_text_never_makes(void **state)
 {
-    (void)state;
     static struct made m;
     add_token(&m, "<unk>");
     add_token(&m, "a");
@@ -332,7 +329,6 @@ static void test_tokens_that_text_never_makes(void **state)
 /* Lists and scratch memory grow as far as a text needs. */
 static void test_long_texts(void **state)
 {
-    (void)state;
     enum { N = 300000 };
     static struct made m;
     add_token(&m, "a");
@@ -367,7 +363,6 @@ static void test_long_texts(void **state)
  * which the reference puts behind bytes that follow it. */
 static void test_vocabularies_without_some_bytes(void **state)
 {
-    (void)state;
     static const char *const texts[] = {"<unk>", "a", "<0x78>", "<0xC3>"};
     struct tokenizer_text tokens[4];
     static const int32_t with[] = {2, 0, 1, 0}, without[] = {2, 1};

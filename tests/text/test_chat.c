@@ -244,7 +244,6 @@ static bool as_expected(const char *source, const struct json *talk, const struc
 
 static void test_golden(void **state)
 {
-    (void)state;
     struct json *golden = read_json("tests/model/golden/chat.json");
     const struct json *chats = json_member(golden, "chats");
     struct tm now = golden_now(golden);
@@ -306,7 +305,6 @@ static void expect(const char *source, const char *messages, const char *tools, 
 
 static void test_content(void **state)
 {
-    (void)state;
     const char *parts =
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"},"
         " {\"type\": \"text\", \"text\": \"b\"}]}]";
@@ -325,7 +323,6 @@ static void test_content(void **state)
 
 static void test_arguments(void **state)
 {
-    (void)state;
 #define CALL(arguments)                                                                    \
     "[{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"1\", "      \
     "\"type\": "                                                                           \
@@ -348,7 +345,6 @@ static void test_arguments(void **state)
  * leaves out the call of a message whose content is "", as well-known templates do. */
 static void test_calls(void **state)
 {
-    (void)state;
 #define CALLS_OF(content, call)                                                            \
     "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}{% elif " content     \
     " %}{% for c in m.tool_calls %}[" call "]{% endfor %}{% else %}A{{ m.content }}"       \
@@ -396,7 +392,6 @@ static void test_calls(void **state)
 /* The syntax of answers is the one that the template renders. */
 static void test_syntax(void **state)
 {
-    (void)state;
 #define TURN(call)                                                                         \
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ "   \
     "m.role }}|>\n"                                                                        \
@@ -446,7 +441,6 @@ static void test_syntax(void **state)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     expect(SHOW, "[]", NULL, ERR_USAGE,
            "messages must be an array with at least one message");
     expect(SHOW, "{}", NULL, ERR_USAGE,
@@ -482,7 +476,6 @@ static void test_refusals(void **state)
 
 static void test_kwargs(void **state)
 {
-    (void)state;
     struct chat_template *t = open_template(
         "{{ bos_token }}{{ eos_token }}{{ flag }}"
         "{{ add_generation_prompt }}{{ bos_token is defined }}");
@@ -507,7 +500,6 @@ static void test_kwargs(void **state)
 
 static void test_turns(void **state)
 {
-    (void)state;
     struct chat_template *t = open_template(
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: "
         "{{ m.content }}\n{% endfor %}"
@@ -538,7 +530,6 @@ static void expect_abilities(const char *source, bool parts, bool tools, bool sy
 
 static void test_abilities(void **state)
 {
-    (void)state;
     struct json *golden = read_json("tests/model/golden/chat.json");
     const struct json *t = json_member(golden, "templates");
     expect_abilities(WALK, true, false, true);
@@ -558,7 +549,6 @@ static void test_abilities(void **state)
 /* Each part's text stands on a line of its own, whatever bytes it has. */
 static void test_joined_parts(void **state)
 {
-    (void)state;
 #define PART(text)    "{\"type\": \"text\", \"text\": \"" text "\"}"
 #define USER(content) "[{\"role\": \"user\", \"content\": " content "}]"
     static const char show[] = "{{ messages[0].content | tojson }}";
@@ -579,7 +569,6 @@ static void test_joined_parts(void **state)
 /* Members keep their order; those that are null and empty lists of calls are left out. */
 static void test_members_of_a_message(void **state)
 {
-    (void)state;
     static const char show[] = "{{ messages | tojson }}";
     expect(show,
            "[{\"name\": \"n\", \"content\": \"c\", \"role\": \"user\", \"x\": null},"
@@ -624,7 +613,6 @@ static char *rendered(const char *source, const char *messages, const char *tool
  * both sides of the mark, or that moved in front of it. */
 static void test_marks(void **state)
 {
-    (void)state;
 #define ONE_SYSTEM                                                                         \
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"                \
     "{{ raise_exception('late') }}{% endif %}<{{ m.role }}>{{ m.content | trim }}"         \
@@ -697,7 +685,6 @@ static void test_marks(void **state)
 /* A member that the prompt does not show is named, unless it says nothing or only repeats. */
 static void test_unshown_members(void **state)
 {
-    (void)state;
     static const char talk[] =
         "[{\"role\": \"system\", \"content\": \"s\", \"name\": \"n\"},"
         "{\"role\": \"user\", \"content\": \"u\", \"name\": \"bob\", \"cache_control\": "
@@ -748,7 +735,6 @@ static void test_unshown_members(void **state)
 /* Results stand in the order of their calls, with the tools' names. */
 static void test_results_in_order(void **state)
 {
-    (void)state;
     static const char talk[] =
         "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
         "\"tool_calls\": [" A_CALL("1", "f") "," A_CALL("2", "g") "]}," RESULT(
@@ -763,7 +749,6 @@ static void test_results_in_order(void **state)
 /* A template that takes one call at a time (Llama 3) gets a message for each, with its result. */
 static void test_single_calls(void **state)
 {
-    (void)state;
     static const char source[] = "{% for m in messages %}{% if m.tool_calls is defined "
                                  "%}{% if m.tool_calls | length != 1 %}"
                                  "{{ raise_exception('single') }}{% endif %}{{ m.content "
@@ -786,7 +771,6 @@ static void test_single_calls(void **state)
  * may get the tags as special tokens. */
 static void test_written_calls(void **state)
 {
-    (void)state;
     static const char talk[] = "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": "
                                "\"assistant\", \"content\": \"said\","
                                "\"tool_calls\": [{\"id\": \"1\", \"type\": \"custom\", "
@@ -844,7 +828,6 @@ static void test_written_calls(void **state)
 /* Calls are written as the model's own tags want them, and can be read back. */
 static void test_written_forms(void **state)
 {
-    (void)state;
     static const struct {
         const char *source, *tokens, *text;
     } rows[] = {
@@ -900,7 +883,6 @@ static void test_written_forms(void **state)
  * into one message (Mistral Nemo). */
 static void test_loops_beside_text(void **state)
 {
-    (void)state;
     static const char source[] =
         "{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(i=0) %}"
         "{% for m in messages %}{% if not (m.role == 'tool' or m.tool_calls is defined) %}"
@@ -957,7 +939,6 @@ static void expect_request(const char *kwargs, const char *tools, int rc, const 
 
 static void test_requests(void **state)
 {
-    (void)state;
     expect_request("{\"x\": 5}", "null", 0, "False 5 True True");
     expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True False");
     expect_request("{}", "[1]", 0, "False  True False");
@@ -978,7 +959,6 @@ static void test_requests(void **state)
 /* Bytes of a message are foreign, except for a known role, which may make a template's marker. */
 static void test_which_bytes_are_foreign(void **state)
 {
-    (void)state;
     static const char *const known[] = {"system",    "developer",   "user",
                                         "assistant", "tool",        "function",
                                         "ipython",   "observation", "model"};

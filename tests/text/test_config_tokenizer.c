@@ -72,7 +72,6 @@ static void expect(const char *config, const char *want)
 
 static void test_order_of_named_tokens(void **state)
 {
-    (void)state;
     expect("{}", "| ");
     expect("{\"mask_token\": \"M\", \"cls_token\": \"C\", \"pad_token\": \"P\","
            "\"sep_token\": \"S\", \"unk_token\": \"U\", \"eos_token\": \"E\","
@@ -96,7 +95,6 @@ static void test_order_of_named_tokens(void **state)
 
 static void test_lists_follow_the_names(void **state)
 {
-    (void)state;
     expect("{\"bos_token\": \"B\", \"additional_special_tokens\": [\"X\", \"B\", \"Y\"]}",
            "B:s | X:s Y:s ");
     expect("{\"extra_special_tokens\": [\"X\"], \"additional_special_tokens\": [\"Y\"]}",
@@ -114,7 +112,6 @@ static void test_lists_follow_the_names(void **state)
 
 static void test_flags(void **state)
 {
-    (void)state;
     /* a named token is special, and then it is not normalised */
     expect("{\"bos_token\": {\"content\": \"B\", \"special\": false}}", "B:s | ");
     expect("{\"bos_token\": {\"content\": \"B\", \"lstrip\": true}}", "B:sl | ");
@@ -143,7 +140,6 @@ static void test_flags(void **state)
 
 static void test_names_of_three_tokens(void **state)
 {
-    (void)state;
     struct tokenizer_config c = parse(
         "{\"bos_token\": \"B\", \"eos_token\": {\"content\": \"E\"}, \"unk_token\": \"\"}");
     assert_string_equal(c.bos_token, "B");
@@ -163,7 +159,6 @@ static void test_names_of_three_tokens(void **state)
 
 static void test_added_tokens_are_listed_by_id(void **state)
 {
-    (void)state;
     struct tokenizer_config c = parse(
         "{\"added_tokens_decoder\": {\"10\": {\"content\": \"X\", \"special\": true},"
         "\"9\": {\"content\": \"Y\", \"lstrip\": true, \"rstrip\": true},"
@@ -221,7 +216,6 @@ static void test_added_tokens_are_listed_by_id(void **state)
 
 static void test_switches(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int bos, eos;
@@ -249,7 +243,6 @@ static void test_switches(void **state)
 
 static void test_which_template(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *want;
     } known[] = {
@@ -307,7 +300,6 @@ static void expect_load_error(int code, const char *message)
 
 static void test_files_of_a_folder(void **state)
 {
-    (void)state;
     struct tokenizer_config c;
     struct err e = {0};
     tempdir_make(dir, "config");

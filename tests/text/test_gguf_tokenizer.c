@@ -131,7 +131,6 @@ static void begin_llama(struct gguf_bytes *f)
  * bytes; d: digits one by one; D: runs of digits; p: runs of punctuation. */
 static void a_pre_tokenizer_has_its_steps(void **state)
 {
-    (void)state;
     static const struct {
         const char *name, *steps;
         bool ignores_merges, adds_bos, nfc;
@@ -200,7 +199,6 @@ static void a_pre_tokenizer_has_its_steps(void **state)
  * matched in text. Unused ones and bytes are neither matched nor made. */
 static void tokens_have_the_rights_of_their_type(void **state)
 {
-    (void)state;
     static struct gguf_bytes f;
     struct tokenizer_json t;
     struct err err = {0};
@@ -226,7 +224,6 @@ static void tokens_have_the_rights_of_their_type(void **state)
 /* Special tokens of Phi-3 absorb the blanks after them, but not those that begin or end texts. */
 static void the_special_tokens_of_phi3_absorb_blanks(void **state)
 {
-    (void)state;
     static const char *const names[] = {"Phi-3 mini", "my PHI3", "phi-2"};
     static struct gguf_bytes f;
     for (int i = 0; i < 3; i++) {
@@ -246,7 +243,6 @@ static void the_special_tokens_of_phi3_absorb_blanks(void **state)
  * out. */
 static void switches_decide_what_is_around_a_text(void **state)
 {
-    (void)state;
     static struct gguf_bytes f;
     for (int i = 0; i < 48; i++) {
         bool wants_bos = i & 1, wants_eos = i & 2, has_bos = i & 4, has_eos = i & 8;
@@ -273,7 +269,6 @@ static void switches_decide_what_is_around_a_text(void **state)
 
 static void a_llama_tokenizer_has_scores_and_blanks(void **state)
 {
-    (void)state;
     static struct gguf_bytes f;
     for (int prefix = 0; prefix < 2; prefix++) {
         struct tokenizer_json t;
@@ -308,7 +303,6 @@ static void a_llama_tokenizer_has_scores_and_blanks(void **state)
 /* With a token for each of the 256 bytes, unknown text becomes bytes. */
 static void all_bytes_are_a_fallback(void **state)
 {
-    (void)state;
     static struct gguf_bytes f;
     for (int missing = 0; missing < 2; missing++) {
         struct tokenizer_json t;
@@ -411,7 +405,6 @@ static void make_bad(struct gguf_bytes *f, enum bad bad)
 
 static void what_is_not_understood_is_refused_by_name(void **state)
 {
-    (void)state;
     static const struct {
         int rc;
         const char *says;
@@ -449,7 +442,6 @@ static void what_is_not_understood_is_refused_by_name(void **state)
  * or names no types. */
 static void an_end_of_turns_is_a_control_token(void **state)
 {
-    (void)state;
     static const char *const ends[] = {"<|im_end|>", "<|call|>",  "[EOS]",
                                        "<turn|>",    "</s>",      "<|tool_response>",
                                        "[e~[",       "<|calls|>", "_<EOT>"};

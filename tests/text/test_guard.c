@@ -69,7 +69,6 @@ static int times(const struct tokenizer *t, const char *token, const char *text,
 
 static void test_origin(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_dir("models/demo");
     const char *end = "<|end|>";
     assert_int_equal(times(t, end, "a<|end|>b", "---------"), 1);
@@ -89,7 +88,6 @@ static void test_origin(void **state)
 
 static void test_guards_are_needed_by_flag(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_dir("models/demo");
     struct err err = {0};
     int32_t *ids;
@@ -146,7 +144,6 @@ static struct tokenizer *open_changed(const char *folder, const char *from, cons
 /* Special tokens that are matched after the normalizer, which inserts and changes bytes. */
 static void test_normalized(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_changed("llama2-like", "\"normalized\":false",
                                        "\"normalized\":true");
     /* The normalizer inserts a blank before the token. */
@@ -162,7 +159,6 @@ static void test_normalized(void **state)
 /* Markers of roles, like <|x|>, that the tokenizer does not flag as special are protected, too. */
 static void test_markers(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_changed("gpt2-like", "\"special\":true",
                                        "\"special\":false");
     assert_int_equal(times(t, "<|x|>", "a<|x|>b", "-------"), 1);

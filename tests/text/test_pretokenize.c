@@ -75,7 +75,6 @@ static void expect(struct pretokenizer_step step, const char *text, const char *
 
 static void test_behaviours(void **state)
 {
-    (void)state;
     static const struct {
         enum split_behavior behavior;
         const char *want, *at_ends, *inverted;
@@ -104,7 +103,6 @@ static void test_behaviours(void **state)
 /* More pieces than a window holds: no piece is lost, and none is cut where a window ends. */
 static void test_windows(void **state)
 {
-    (void)state;
     enum { UNITS = 30000 };
     static const struct {
         enum split_behavior behavior;
@@ -151,7 +149,6 @@ static void test_windows(void **state)
 
 static void test_digits_and_punctuation(void **state)
 {
-    (void)state;
     expect((struct pretokenizer_step){.kind = PRETOKENIZER_DIGITS, .individual = true},
            "ab12c3", "ab|1|2|c|3|");
     expect((struct pretokenizer_step){.kind = PRETOKENIZER_DIGITS}, "ab12c3", "ab|12|c|3|");
@@ -176,7 +173,6 @@ static void test_digits_and_punctuation(void **state)
 
 static void test_metaspaces(void **state)
 {
-    (void)state;
     static const struct {
         enum prepend_scheme prepend;
         bool split, at_start;
@@ -209,7 +205,6 @@ static void test_metaspaces(void **state)
 
 static void test_bytes(void **state)
 {
-    (void)state;
     struct pretokenizer_step s = {.kind = PRETOKENIZER_BYTE_LEVEL};
     expect(s, "it's 12", "it's 12|");
     s.use_regex = true;
@@ -242,7 +237,6 @@ static void test_bytes(void **state)
 
 static void test_no_steps_leave_the_text_whole(void **state)
 {
-    (void)state;
     expect_of(NULL, 0, "a b-c", true, "a b-c|");
     expect_of(NULL, 0, "", true, "");
 }
@@ -250,7 +244,6 @@ static void test_no_steps_leave_the_text_whole(void **state)
 /* The first result other than 0 ends the cutting, in a window and at the end. */
 static void test_the_receiver_may_stop(void **state)
 {
-    (void)state;
     enum { N = 20000 };
     char *text = malloc(N);
     struct pretokenizer_step s = SPLIT(SPLIT_ISOLATED, false);

@@ -136,13 +136,11 @@ static void check_vectors(const char *dir)
 
 static void test_vectors_gpt2(void **state)
 {
-    (void)state;
     check_vectors("gpt2");
 }
 
 static void test_vectors_qwen3(void **state)
 {
-    (void)state;
     check_vectors("qwen3");
 }
 
@@ -200,13 +198,11 @@ static void check_model(const char *dir, bool whole)
 
 static void test_demo_model(void **state)
 {
-    (void)state;
     check_model("models/demo", false);
 }
 
 static void test_stories(void **state)
 {
-    (void)state;
     char *dir = shared_path("models/stories260K");
     check_model(dir, true);
     free(dir);
@@ -237,7 +233,6 @@ static void check_long_text(const char *name, size_t want_n, uint64_t want_hash)
 
 static void test_long_text(void **state)
 {
-    (void)state;
     check_long_text("tokenizers/llama3", 301768, 0x1fd1074b2c0975a8u);
     check_long_text("tokenizers/qwen3", 301829, 0x9debc245196646c0u);
 }
@@ -291,7 +286,6 @@ static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n
  * and those that add a prefix space only sometimes. */
 static void test_round_trips(void **state)
 {
-    (void)state;
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
                                        SMALL("falcon-like")};
     for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
@@ -316,7 +310,6 @@ static void test_round_trips(void **state)
 /* Random ids make invalid text: the stream still gives exactly the bytes of the whole. */
 static void test_streams_of_random_ids(void **state)
 {
-    (void)state;
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("metaspace-like"),
                                        SMALL("qwen-like")};
     for (size_t d = 0; d < sizeof dirs / sizeof dirs[0]; d++) {
@@ -353,7 +346,6 @@ static void test_streams_of_random_ids(void **state)
 
 static void test_special(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_dir(SMALL("llama3-like"));
     const int32_t bos = tokenizer_bos(t), eot = tokenizer_find(t, "<|eot_id|>");
     assert_int_equal(bos, 0);
@@ -399,7 +391,6 @@ static void test_special(void **state)
 
 static void test_invalid_utf8(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         size_t n, bad;
@@ -430,7 +421,6 @@ static void test_invalid_utf8(void **state)
  * survive. */
 static void test_long_runs(void **state)
 {
-    (void)state;
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
                                        SMALL("falcon-like")};
     static const char *const units[] = {" ", "a",   "\n",           "=",
@@ -481,7 +471,6 @@ static void *race(void *arg)
 
 static void test_threads_share(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_dir(SMALL("qwen-like"));
     struct racer r[4];
     pthread_t th[4];
@@ -511,7 +500,6 @@ static void expect_open_error(const char *dir, int code, const char *part)
  * put in front. */
 static void test_vocab_and_merges(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     expect_open_error(dir, -ENOENT, "has no tokenizer");
@@ -563,7 +551,6 @@ static void test_vocab_and_merges(void **state)
 /* The vocabulary's first token may have no bytes. */
 static void test_empty_token(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], *text;
     static const int32_t ids[] = {1, 0, 2, 0};
     size_t n;
@@ -586,7 +573,6 @@ static void test_empty_token(void **state)
  * accepted. */
 static void test_replace_bomb(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     char *steps = xasprintf("%s", "");
@@ -689,7 +675,6 @@ static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, in
  * the vocabulary, and other flags for known tokens. */
 static void test_listed_tokens(void **state)
 {
-    (void)state;
     enum { FLAGS = TOKENIZER_PARSE_SPECIAL };
     static const struct {
         const char *list, *text;
@@ -768,7 +753,6 @@ static void test_listed_tokens(void **state)
  * ids, in the reference's order. */
 static void test_named_tokens(void **state)
 {
-    (void)state;
     enum { UNK = 0 };
     static const char text[] = "<q><p><x><y><z><m>";
     static const struct {
@@ -857,7 +841,6 @@ static void test_named_tokens(void **state)
 /* The flags of named tokens; tokens that cannot be used as in the reference are refused. */
 static void test_named_flags(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     struct tokenizer *t = open_ab(
@@ -915,7 +898,6 @@ static void test_named_flags(void **state)
  * change nothing: its post-processor decides alone, even if the file has none. */
 static void test_switches(void **state)
 {
-    (void)state;
     static const char *const switches[] = {
         "",
         ", \"add_eos_token\": true",
@@ -956,7 +938,6 @@ static void test_switches(void **state)
 /* Faults that show only when the parts of a tokenizer are put together. */
 static void test_unsupported_parts(void **state)
 {
-    (void)state;
     static const struct {
         const char *more;
         int code;
@@ -996,7 +977,6 @@ static void test_ends_and_suppressed_tokens(void **state)
 #define BYTES                                                                              \
     "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "      \
     "\"use_regex\": true}"
-    (void)state;
     static const struct {
         const char *eos, *added[4];
         int n, ends[4];
@@ -1049,7 +1029,6 @@ static void test_ends_and_suppressed_tokens(void **state)
  * regular expressions, which see each text between special tokens.  The ids are the reference's. */
 static void test_regular_expressions_that_replace(void **state)
 {
-    (void)state;
     static const char json[] =
         "{\"added_tokens\": [{\"id\": 6, \"content\": \"<s>\", \"single_word\": false, "
         "\"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}],"

@@ -50,7 +50,6 @@ static struct tokenizer *open_with(struct made_value a, struct made_value b)
 
 static void test_named_tokens(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_with(ID("bos", GGUF_U32, 1), ID("eos", GGUF_U32, 5));
     assert_int_equal(tokenizer_bos(t), 1);
     assert_int_equal(tokenizer_eos(t), 5); /* the last id */
@@ -77,7 +76,6 @@ static void test_named_tokens(void **state)
 
 static void test_templates(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *want;
     } known[] = {
@@ -103,7 +101,6 @@ static void test_templates(void **state)
 
 static void test_ids_of_a_text(void **state)
 {
-    (void)state;
     struct tokenizer *t = open_with(NONE, NONE);
     int32_t *ids = NULL;
     size_t n = 0;
@@ -132,7 +129,6 @@ static void test_ids_of_a_text(void **state)
 
 static void test_files_without_a_tokenizer(void **state)
 {
-    (void)state;
     struct tokenizer *t = NULL;
     struct err e = {0};
     made_gguf_write(made_gguf_path, &(struct made_file){0});

@@ -26,7 +26,6 @@ static int parse(struct tokenizer_json *t, const char *text, struct err *err)
 
 static void test_model(void **state)
 {
-    (void)state;
     struct tokenizer_json t;
     struct err err = {0};
     const char *text = REST("\"added_tokens\": ["
@@ -53,7 +52,6 @@ static void test_model(void **state)
 
 static void test_steps(void **state)
 {
-    (void)state;
     struct tokenizer_json t;
     struct err err = {0};
     const char *text = REST(
@@ -106,7 +104,6 @@ static struct tokenizer_json read_file(const char *text)
 /* Each option of the model goes to its own field. */
 static void test_options(void **state)
 {
-    (void)state;
     static const char *const options[] = {"byte_fallback", "fuse_unk", "ignore_merges"};
     for (int i = 0; i < 4; i++) {
         char text[400];
@@ -144,7 +141,6 @@ static void test_options(void **state)
 /* Each kind of step has its fields, and its defaults where an older file lacks a field. */
 static void test_each_step(void **state)
 {
-    (void)state;
     static const char *const normalizers[] = {"NFC", "NFD", "NFKC", "NFKD"};
     for (int i = 0; i < 4; i++) {
         char text[400];
@@ -209,7 +205,6 @@ static void test_each_step(void **state)
 /* A Metaspace names its scheme. Older files have a switch instead, and some have both. */
 static void test_metaspace(void **state)
 {
-    (void)state;
     static const struct {
         const char *more;
         int prepend; /* -1: refused, because the two contradict each other */
@@ -254,7 +249,6 @@ static void test_metaspace(void **state)
 /* TOKENIZER_MAX_TEMPLATE tokens fit on either side of the text, and one more does not. */
 static void test_template_is_bounded(void **state)
 {
-    (void)state;
     for (int side = 0; side < 2; side++)
         for (int n = TOKENIZER_MAX_TEMPLATE; n <= TOKENIZER_MAX_TEMPLATE + 1; n++) {
             char text[1000], ids[200] = "1";
@@ -287,7 +281,6 @@ static void test_template_is_bounded(void **state)
 /* Texts that are larger than a block, and more texts than one block holds, stay in place. */
 static void test_texts_of_every_size(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {1,    2,    511,  512,  513,  4000,
                                    4094, 4095, 4096, 4097, 9000, 70000};
     enum { N = 12, MORE = 3000 };
@@ -322,7 +315,6 @@ static void test_texts_of_every_size(void **state)
 /* A merge of two long tokens. */
 static void test_long_merges(void **state)
 {
-    (void)state;
     static const int halves[] = {255, 256, 257, 3000};
     for (int k = 0; k < 4; k++) {
         char text[20000], a[3001] = "", b[3001] = "";
@@ -352,7 +344,6 @@ static int add(struct tokenizer_json *t, const char *text, int32_t id, struct er
 
 static void test_add(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct tokenizer_json t = read_file(
         REST("\"added_tokens\": [{\"id\": 6, \"content\": \"<x>\", \"lstrip\": true}]"));
@@ -406,7 +397,6 @@ static void test_add(void **state)
 /* The next id follows the highest added token, and the number of the vocabulary's own tokens. */
 static void test_next_id(void **state)
 {
-    (void)state;
     static const struct {
         const char *added;
         int32_t next;
@@ -620,7 +610,6 @@ static const struct {
 
 static void test_refusals(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct tokenizer_json t;
         struct err err = {0};
@@ -636,7 +625,6 @@ static void test_refusals(void **state)
 /* Each list has room for TOKENIZER_MAX_STEPS steps of any kind. */
 static void test_too_many_steps(void **state)
 {
-    (void)state;
     static const struct {
         const char *list, *children, *type, *fields;
     } rows[] = {
@@ -688,7 +676,6 @@ static void test_too_many_steps(void **state)
 /* Every truncation and every edit gives an error or a parse, never a crash. */
 static void test_damage(void **state)
 {
-    (void)state;
     char text[] = REST(
         "\"added_tokens\": [{\"id\": 7, \"content\": \"<x>\", \"special\": true}],"
         "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false},"
@@ -723,7 +710,6 @@ static int parse_pair(struct tokenizer_json *t, const char *vocab, const char *m
 
 static void test_pair(void **state)
 {
-    (void)state;
     struct tokenizer_json t;
     struct err err = {0};
     /* "#" may begin a token: only the version line is not a merge. */

@@ -67,7 +67,6 @@ static void check(struct tokenizer *t, const char *piece, size_t n, size_t want)
 static void the_longest_token_bounds_it(void **state)
 {
     struct tokenizer *t = make(PLAIN, "", "");
-    (void)state;
     check(t, "aaaa", 1000, 1000); /* the bound is exact */
     check(t, "a", 0, 0);
     check(t, "a", 1, 1);
@@ -92,7 +91,6 @@ static void text_that_a_normalizer_shortens_counts_less(void **state)
         ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"bbbbbb\"}, "
         "\"content\": \"aa\"}",
         "");
-    (void)state;
     check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes become "aaaa", which is one token */
     tokenizer_close(t);
     t = make(PLAIN, ", \"normalizer\": {\"type\": \"NFKC\"}", "");
@@ -104,7 +102,6 @@ static void text_that_a_normalizer_shortens_counts_less(void **state)
 /* Characters that can vanish in any number must not count in the bound. */
 static void characters_that_may_vanish_do_not_count(void **state)
 {
-    (void)state;
     struct tokenizer *t = make(
         PLAIN,
         ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"b\"}, "
@@ -130,7 +127,6 @@ static void characters_that_may_vanish_do_not_count(void **state)
 static void space_that_a_token_swallows_is_not_counted(void **state)
 {
     struct tokenizer *t = make(PLAIN, "", ADDED("<x>", "true"));
-    (void)state;
     check(t, " \t\n\xc2\xa0\xe3\x80\x80 <x>", 1000, 750);
     check(t, "aaaa", 1000, 1000);
     tokenizer_close(t);
@@ -153,7 +149,6 @@ static void expect_ids(const struct tokenizer *t, const char *text, const int32_
  * and after a known token. Without it each unknown letter is one token. */
 static void unknown_runs(void **state)
 {
-    (void)state;
     static const char *const bytes =
         ", \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
         "\"trim_offsets\": true, \"use_regex\": false}";

@@ -50,7 +50,6 @@ static int count(const struct tokenizer *t, const char *text, size_t n, struct e
  * some of them. */
 static void a_large_text_fails_alone(void **state)
 {
-    (void)state;
     static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
                                           SMALL("gpt2-like"),   SMALL("qwen-like"),
                                           SMALL("falcon-like"), SMALL("splits-like")};
@@ -89,7 +88,6 @@ static void a_large_text_fails_alone(void **state)
 /* Denies each allocation of a call once. */
 static void no_allocation_is_done_without(void **state)
 {
-    (void)state;
     static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
                                           SMALL("gpt2-like"),   SMALL("qwen-like"),
                                           SMALL("falcon-like"), SMALL("splits-like")};
@@ -115,7 +113,6 @@ static void no_allocation_is_done_without(void **state)
 /* The message names the bytes of the text as the steps before have left it. */
 static void the_message_names_the_bytes(void **state)
 {
-    (void)state;
     enum { N = 1000 };
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16], text[N];
     struct tokenizer *t;
@@ -150,7 +147,6 @@ static void the_message_names_the_bytes(void **state)
 /* Rendering a template with too little memory fails in the same way. */
 static void a_large_render_fails_alone(void **state)
 {
-    (void)state;
     static const char source[] = "{{ 'x' * 200000 }}";
     struct err err = {0};
     struct jinja_template *t;

@@ -31,7 +31,6 @@ static void expect_match(const char *pattern, bool literal, const char *text, in
 
 static void test_matches(void **state)
 {
-    (void)state;
     expect_match("\\s+", false,
                  "ab \t\xC2\xA0\xE3\x80\x80"
                  "c",
@@ -53,7 +52,6 @@ static void test_matches(void **state)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     static const char *const patterns[][2] = {
         {".", "'.'"},
         {"^a", "'^'"},
@@ -109,7 +107,6 @@ static void test_refusals(void **state)
  * is U+0120. */
 static void test_byte_alphabet(void **state)
 {
-    (void)state;
     char bytes[256], text[512], back[512];
     for (int i = 0; i < 256; i++)
         bytes[i] = (char)i;
@@ -151,7 +148,6 @@ static int split(const char *pattern, const char *text, size_t n, size_t ends[2]
 /* The text is examined in windows, but matches are those of the whole text. */
 static void test_long_matches(void **state)
 {
-    (void)state;
     struct err err = {0};
     size_t ends[2];
     static const size_t lengths[] = {1, 254, 255, 256, 257, 511, 512, 513, 5000, 200000};
@@ -186,7 +182,6 @@ static void test_long_matches(void **state)
  * to match. The work for one text is limited; an expression that needs more gives an error. */
 static void test_hostile_expressions(void **state)
 {
-    (void)state;
     enum { N = 100000 };
     static const char *const hostile[] = {"a+b|a",        "a*b|a",      "a(?=a*b)|a",
                                           "(?:a|aa)+b|a", "(?:a+)+b|a", "a+b|a+c|a+d|a"};

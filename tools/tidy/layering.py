@@ -15,6 +15,7 @@ MAY = {
     "lib/pack": ["base"],
     "lib/seal": ["base"],
     "lib/redis": ["base"],
+    "lib/opt": ["base"],
     "src/io": ["seal", "base"],
     "src/tensor": ["base"],
     "cuda": ["tensor", "base"],
@@ -26,7 +27,7 @@ MAY = {
     "src/save": ["store", "model", "pack", "tensor", "io", "base"],
     "src/restore": ["save", "store", "model", "pack", "tensor", "io", "base"],
     "src/engine": ["hcache.h", "restore", "save", "store", "model", "grammar", "tensor", "io", "base"],
-    "src/api": ["hcache.h", "engine", "restore", "save", "store", "text", "model", "grammar", "redis", "tensor", "io", "seal", "base"],
+    "src/api": ["hcache.h", "engine", "restore", "save", "store", "text", "model", "grammar", "redis", "opt", "tensor", "io", "seal", "base"],
     "src/server": ["hcache.h", "api", "base"],
     "include": [],
 }
@@ -38,7 +39,7 @@ SERVICE = set("context control counts dialog forms hcache hcache_impl memory_pla
 OPENS_SEVERAL = {"models"}
 API_PUBLIC_ONLY = ["hcache.h", "api", "io", "seal", "base"]
 # Most commands see the library as its users do. Commands that are tools may include other headers.
-PUBLIC_ONLY = ["hcache.h", "base", "apps", "api", "server"]
+PUBLIC_ONLY = ["hcache.h", "opt", "base", "apps", "api", "server"]
 APPS_PUBLIC_ONLY = {"apps/cmd_run.c", "apps/cmd_serve.c", "apps/cmd_batch.c"}
 FREE = ("tests/", "bench/", "apps/", "examples/", "tools/")
 

@@ -13,7 +13,7 @@
 
 #include "base/file.h"
 #include "base/mem.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 #include "base/rng.h"
 #include "tests/base/said.h"
 
@@ -131,7 +131,6 @@ static void expect_error(const char *line, const char *part)
 
 static void defaults(void **state)
 {
-    (void)state;
     struct outcome o = parse("m");
     assert_int_equal(o.rc, 0);
     assert_string_equal(o.a.model_dir, "m");
@@ -152,7 +151,6 @@ static void defaults(void **state)
 
 static void every_form(void **state)
 {
-    (void)state;
     struct outcome o = parse(
         "--json --no-color -n 5 --seed=-7 --cap 64K --temperature .5 m -pHi "
         "--dtype bf16 --save kv --store a,b --store c -- f1 --f2 -");
@@ -179,7 +177,6 @@ static void every_form(void **state)
 
 static void last_one_wins(void **state)
 {
-    (void)state;
     struct outcome o = parse("m -n 5 --max-tokens 6 --json --json=false --max_tokens=7");
     assert_int_equal(o.rc, 0);
     assert_int_equal(o.a.n, 7);
@@ -189,7 +186,6 @@ static void last_one_wins(void **state)
 
 static void sizes(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         uint64_t bytes;
@@ -236,7 +232,6 @@ static void sizes(void **state)
 /* A part of a unit is rounded to the nearest byte. The largest size is 2^63 - 1. */
 static void sizes_are_exact(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         uint64_t bytes;
@@ -267,7 +262,6 @@ static void sizes_are_exact(void **state)
 
 static void size_texts(void **state)
 {
-    (void)state;
     char t[40];
     opt_size_text(0, t, sizeof t);
     assert_string_equal(t, "0");
@@ -340,7 +334,6 @@ static int parse_small(const char *const *words, struct small *s,
 
 static void bounds_may_be_negative_or_missing(void **state)
 {
-    (void)state;
     static const struct {
         const char *words[7];
         const char *error; /* NULL: the words are accepted */
@@ -406,7 +399,6 @@ static void bounds_may_be_negative_or_missing(void **state)
 /* What nobody sets has its default, and each way to set a value leaves the others alone. */
 static void values_are_set_one_by_one(void **state)
 {
-    (void)state;
     struct small s;
     struct opt_parsed *parsed;
     struct err e = {0};
@@ -431,7 +423,6 @@ static void values_are_set_one_by_one(void **state)
 
 static void booleans_have_words(void **state)
 {
-    (void)state;
     static const char *const words[] = {"true",  "yes", "on",  "1", "TRUE",  "Yes",
                                         "false", "no",  "off", "0", "FALSE", "No"};
     for (int i = 0; i < 12; i++) {
@@ -447,7 +438,6 @@ static void booleans_have_words(void **state)
 /* Long names and values are cut in messages, and the message stays whole. */
 static void long_words_are_cut_in_messages(void **state)
 {
-    (void)state;
     char line[700], want[700], x[400];
     memset(x, 'x', sizeof x - 1);
     x[sizeof x - 1] = 0;
@@ -485,7 +475,6 @@ static bool begin(char **argv, int argc, int fd, struct small *s,
 
 static void a_command_begins_or_says_why_not(void **state)
 {
-    (void)state;
     struct small s;
     struct opt_parsed *parsed = NULL;
     int code = 77;
@@ -542,7 +531,6 @@ static void a_command_begins_or_says_why_not(void **state)
 
 static void errors_name_option_value_and_bounds(void **state)
 {
-    (void)state;
     expect_error("m --max-tokens 0",
                  "--max-tokens: \"0\" is out of bounds (allowed: 1 to 1000)");
     expect_error("m -n 1001", "-n: \"1001\" is out of bounds (allowed: 1 to 1000)");
@@ -578,7 +566,6 @@ static void errors_name_option_value_and_bounds(void **state)
 
 static void list_keeps_all_items(void **state)
 {
-    (void)state;
     struct outcome o = parse("m --store a --store b --store c --store d");
     assert_int_equal(o.a.store.n, 4);
     for (int i = 0; i < 4; i++)
@@ -588,7 +575,6 @@ static void list_keeps_all_items(void **state)
 
 static void precedence(void **state)
 {
-    (void)state;
     struct world w = {
         .env = {"HCACHE_MAX_TOKENS", "20", "HCACHE_STORE", "env", "HCACHE_PROMPT", ""},
         .file = "max-tokens = 10\nseed = 10\nstore = f1,f2\nprompt = file\n"
@@ -611,7 +597,6 @@ static void precedence(void **state)
 
 static void config_from_environment(void **state)
 {
-    (void)state;
     struct world w = {.env = {"HCACHE_CONFIG", "x"}, .file = "seed=3"};
     struct outcome o = parse_in(&w, "m");
     assert_int_equal(o.rc, 0);
@@ -621,7 +606,6 @@ static void config_from_environment(void **state)
 
 static void environment_errors_name_the_variable(void **state)
 {
-    (void)state;
     struct world w = {.env = {"HCACHE_MAX_TOKENS", "many"}};
     struct outcome o = parse_in(&w, "m");
     assert_int_equal(o.rc, ERR_USAGE);
@@ -630,7 +614,6 @@ static void environment_errors_name_the_variable(void **state)
 
 static void config_syntax(void **state)
 {
-    (void)state;
     struct world w = {.file = "# comment\r\n\n  max_tokens=7   # trailing\r\n"
                               "prompt = \"a # b \" # quoted\nstore = a#b\n\tjson = on"};
     struct outcome o = parse_in(&w, "m --config x");
@@ -645,7 +628,6 @@ static void config_syntax(void **state)
 /* A # begins a comment at the start of a value or after a blank, and not inside quotes. */
 static void values_of_a_config_file_are_trimmed(void **state)
 {
-    (void)state;
     static const char *const rows[][2] = {
         {"prompt=a", "a"},          {"prompt = a b ", "a b"},    {"\tprompt\t=\ta\t", "a"},
         {"prompt=a#b", "a#b"},      {"prompt=a #b", "a"},        {"prompt=a\t#b", "a"},
@@ -666,7 +648,6 @@ static void values_of_a_config_file_are_trimmed(void **state)
 
 static void config_errors_name_file_and_line(void **state)
 {
-    (void)state;
     static const struct {
         const char *file, *part;
     } bad[] = {{"\nmax-tokens = 0\n", "x:2: max-tokens: \"0\" is out of bounds"},
@@ -694,7 +675,6 @@ static void config_errors_name_file_and_line(void **state)
 
 static void help_wins(void **state)
 {
-    (void)state;
     struct outcome o = parse("--help");
     assert_int_equal(o.rc, 0);
     assert_int_equal(o.help, OPT_HELP_TEXT);
@@ -726,7 +706,6 @@ static void expect_part(const char *text, const char *part)
 
 static void help_text(void **state)
 {
-    (void)state;
     char *text = printed(opt_print_help);
     expect_part(text, "usage: hcache try [OPTION]... MODEL_DIR [FILE...]\n");
     expect_part(
@@ -749,7 +728,6 @@ static void help_text(void **state)
 
 static void markdown(void **state)
 {
-    (void)state;
     char *text = printed(opt_print_markdown);
     expect_part(text, "### hcache try\n");
     expect_part(text,
@@ -760,7 +738,6 @@ static void markdown(void **state)
 
 static void pages(void **state)
 {
-    (void)state;
     struct outcome o = parse("--help=man");
     assert_int_equal(o.help, OPT_HELP_MAN);
     opt_end(o.parsed);
@@ -786,8 +763,7 @@ static bool writes; /* whether to write the golden file instead of comparing wit
  * letter. `test_opt write` rewrites the golden file. */
 static void pages_are_as_recorded(void **state)
 {
-    (void)state;
-    static const char path[] = "tests/base/golden/opt_pages.txt";
+    static const char path[] = "tests/opt/golden/opt_pages.txt";
     static const struct opt numbers[] = {
         {"least", OPT(struct args, seed), .min = 3, .max = INT64_MAX,
          .help = "a bound below"},
@@ -843,7 +819,6 @@ static void pages_are_as_recorded(void **state)
 /* For any file or command line, values are within bounds or there is an error with a message. */
 static void random_input_is_parsed_or_refused(void **state)
 {
-    (void)state;
     static const char *const pieces[] = {
         "max-tokens", "=",     " ",    "\n",    "1",      "-",
         "\"",         "#",     "json", "store", ",",      "a",
@@ -875,7 +850,6 @@ static void random_input_is_parsed_or_refused(void **state)
 
 static void nearest(void **state)
 {
-    (void)state;
     static const char *const words[] = {"run", "serve", "plan", "profile", "tokenize"};
     assert_string_equal(opt_nearest("rnu", words, 5), "run");
     assert_string_equal(opt_nearest("serv", words, 5), "serve");
@@ -912,7 +886,6 @@ static void nearest(void **state)
  * command with status 2. */
 static void a_fault_in_use_is_told(void **state)
 {
-    (void)state;
     const struct opt_cmd named = {.name = "serve"};
     said_begin(LOG_WARN);
     int rc = opt_usage(&named, "--port %d is %s", 70000, "too large");

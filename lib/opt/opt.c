@@ -7,7 +7,7 @@
  *   3. a default passes through the same parser and bounds as a user's value; a default
  *      that does not parse is a bug and is asserted. */
 #include "base/minmax.h"
-#include "base/opt.h"
+#include "opt/opt.h"
 
 #include <errno.h>
 #include <limits.h>

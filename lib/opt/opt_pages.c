@@ -1,9 +1,9 @@
 /* opt_pages.c - an option table as a man page and as words for a shell's completion (see opt.h). */
-#include "base/opt.h"
+#include "opt/opt.h"
 
 #include <string.h>
 
-#include "base/opt_parts.h"
+#include "opt/opt_parts.h"
 
 /* --- man pages ------------------------------------------------------------------------ */
 

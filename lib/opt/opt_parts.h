@@ -2,7 +2,7 @@
 #ifndef BASE_OPT_PARTS_H
 #define BASE_OPT_PARTS_H
 
-#include "base/opt.h"
+#include "opt/opt.h"
 
 /* Returns how the option's value is shown: "N", "FILE", "a|b"; "" for a flag. The result may point
  * into out. */

@@ -1,5 +1,5 @@
 /* opt_help.c - an option table in words: --help, Markdown, bounds for messages (see opt.h). */
-#include "base/opt_parts.h"
+#include "opt/opt_parts.h"
 
 #include <limits.h>
 #include <string.h>
