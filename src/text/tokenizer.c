@@ -374,8 +374,6 @@ static int compile(struct tokenizer *t, struct err *err)
     free(written);
     add_configured_template(t);
     tokenizer_measure(t);
-    /* later calls look few texts up */
-    slots_deinit(&j->by_text);
     return 0;
 }
 

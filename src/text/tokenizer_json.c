@@ -58,14 +58,9 @@ static uint32_t *text_slot(const struct tokenizer_json *t, const char *s, size_t
 
 int32_t tokenizer_json_find(const struct tokenizer_json *t, const char *text, size_t n)
 {
-    if (t->by_text.at != NULL)
-        return (int32_t)slots_index(&t->by_text,
-                                    *text_slot(t, text, n, checksum64(text, n)));
-    for (int32_t i = 0; i < t->n_ids; i++)
-        if (t->tokens[i].n == n && t->tokens[i].s != NULL &&
-            memcmp(t->tokens[i].s, text, n) == 0)
-            return i;
-    return -1;
+    if (t->n_ids == 0)
+        return -1;
+    return (int32_t)slots_index(&t->by_text, *text_slot(t, text, n, checksum64(text, n)));
 }
 
 void tokenizer_json_index(struct tokenizer_json *t, int32_t id)

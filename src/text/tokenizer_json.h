@@ -125,7 +125,7 @@ struct tokenizer_json {
     /* Vocabulary: the model's tokens and the added tokens. */
     int32_t n_ids;
     struct tokenizer_text *tokens; /* [n_ids] texts of the tokens */
-    struct slots by_text; /* ids by their texts; without a map, texts are searched */
+    struct slots by_text;          /* ids by their texts: 8 bytes a token */
     size_t n_merges;
     struct tokenizer_merge *merges; /* [n_merges], the best rank first */
     bool byte_fallback, fuse_unk, ignore_merges;
