@@ -93,9 +93,23 @@ float q4_part_value(enum dtype t, const struct q4_part *p, int i)
     return q4_values(t) != NULL ? (float)q4_values(t)[q] * d : fmaf((float)q, d, m);
 }
 
+void q4_part_values(enum dtype t, const struct q4_part *p, float *out)
+{
+    const int8_t *values = q4_values(t);
+    float d = f16_to_f32(p->d), m,
+          half[2] = {d * (float)(int8_t)p->s, d * (float)(int8_t)p->t};
+    if (t != DTYPE_Q6_K)
+        q4_part_scales(t, p, &d, &m);
+    for (int i = 0; i < 32; i++) {
+        int q = q4_part_q(p, i);
+        out[i] = t == DTYPE_Q6_K  ? half[i / 16] * (float)(q - 32)
+                 : values != NULL ? (float)values[q] * d
+                                  : fmaf((float)q, d, m);
+    }
+}
+
 void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out)
 {
     struct q4_part p = q4_part_read(t, row, part);
-    for (int i = 0; i < 32; i++)
-        out[i] = q4_part_value(t, &p, i);
+    q4_part_values(t, &p, out);
 }

@@ -94,8 +94,9 @@ static inline int q4_part_q(const struct q4_part *p, int i)
     int low = i < 16 ? p->q[i] & 15 : p->q[i - 16] >> 4;
     return low | (p->high[i / 16][i % 4] >> 2 * (i % 16 / 4) & 3) << 4;
 }
-/* Returns weight i of a part. */
+/* Returns weight i of a part; sets out [32] to all of them, with the same bits. */
 float q4_part_value(enum dtype t, const struct q4_part *p, int i);
+void q4_part_values(enum dtype t, const struct q4_part *p, float *out);
 /* Sets out [32] to the weights of part `part` of a row of blocks. */
 void q4_part_decode(enum dtype t, const uint8_t *row, int64_t part, float *out);
 

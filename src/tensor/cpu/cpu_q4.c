@@ -266,22 +266,38 @@ static void read_block(const struct weight *w, int64_t row, int64_t block, float
         memcpy(part.high[h], p.numbers + (4 + h) * Q4_QUARTER_BYTES, 4);
     for (int v = 0; v < 4; v++)
         memcpy(part.q + 4 * v, p.numbers + v * Q4_QUARTER_BYTES, 4);
-    for (int i = 0; i < Q4_BLOCK; i++)
-        out[i] = q4_part_value(w->dtype, &part, i);
+    q4_part_values(w->dtype, &part, out);
+}
+
+struct rows_job {
+    const struct cpu_kernels *kernels;
+    struct mat out;
+    const struct weight *w;
+    const int32_t *ids;
+};
+
+static void read_rows(void *arg, int64_t begin, int64_t end)
+{
+    const struct rows_job *j = arg;
+    for (int64_t i = begin; i < end; i++) {
+        CHECK(j->ids[i] >= 0 && j->ids[i] < j->w->n);
+        for (int64_t k = 0; k < j->w->k; k += Q4_BLOCK) {
+            float piece[Q4_BLOCK];
+            read_block(j->w, j->ids[i], k / Q4_BLOCK, piece);
+            j->kernels->scale_row((char *)row_ptr(j->out, i) +
+                                      (size_t)k * dtype_bytes(j->out.dtype),
+                                  j->out.dtype, piece, DTYPE_F32, Q4_BLOCK, 1.0f);
+        }
+    }
 }
 
 int cpu_q4_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids)
 {
-    const struct cpu_kernels *kernels = cpu_kernels_of(s);
-    for (int64_t i = 0; i < out.rows; i++) {
-        CHECK(ids[i] >= 0 && ids[i] < w->n);
-        for (int64_t k = 0; k < w->k; k += Q4_BLOCK) {
-            float piece[Q4_BLOCK];
-            read_block(w, ids[i], k / Q4_BLOCK, piece);
-            kernels->scale_row((char *)row_ptr(out, i) + (size_t)k * dtype_bytes(out.dtype),
-                               out.dtype, piece, DTYPE_F32, Q4_BLOCK, 1.0f);
-        }
+    int rc = stream_enter(s);
+    if (rc == 0) {
+        struct rows_job job = {cpu_kernels_of(s), out, w, ids};
+        rows_run(s, out.rows, out.rows * w->k, read_rows, &job);
     }
-    return stream_enter(s);
+    return rc;
 }
