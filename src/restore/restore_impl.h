@@ -229,9 +229,6 @@ struct restore_pipeline {
     bool wants_measure; /* of the store's speed, on chunks of the model */
 
     /* The fields from here on belong to the I/O thread. */
-    /* Part of the KV pool that the system has not provided yet and that the first restores use. */
-    uint8_t *unprovided;
-    size_t unprovided_bytes;
     /* NULL after a fault or a rest, and before the first read: the next read opens one. */
     struct store_reader *reader;
     struct store_fetcher *fetcher; /* NULL: nothing is fetched ahead; fixed */

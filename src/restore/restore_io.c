@@ -211,9 +211,6 @@ enum { ROOM_WAIT_NS = 20000000 };
 /* Chunks that are read to measure the store ahead of the first restore. */
 enum { SAMPLE_CHUNKS = 32 };
 
-/* A look-up waits for one piece of memory at most: a millisecond or two. */
-#define PROVIDE_BYTES ((size_t)2 << 20)
-
 /* The thread waits this long for a disk that does not answer; news wake it earlier. */
 enum { DISK_WAIT_NS = 100000000 };
 /* The device's reader of files cannot be woken by news, so the thread waits at most this long for
@@ -664,19 +661,6 @@ static enum step fetch(struct restore_pipeline *rr)
     return worked ? STEP_WORKED : STEP_WAITS;
 }
 
-/* Has the system provide a piece of the first blocks' memory; called while there is nothing else to
- * do. At the first restore that memory would cost 0.3 to 1.7 ns a byte. */
-static enum step provide(struct restore_pipeline *rr)
-{
-    size_t n = MIN(rr->unprovided_bytes, PROVIDE_BYTES);
-    if (n == 0)
-        return STEP_WAITS;
-    mem_provide(rr->unprovided, n);
-    rr->unprovided += n;
-    rr->unprovided_bytes -= n;
-    return STEP_WORKED;
-}
-
 enum step restore_io_step(struct restore_pipeline *rr)
 {
     struct err err = {0};
@@ -694,7 +678,7 @@ enum step restore_io_step(struct restore_pipeline *rr)
     if (worked)
         return STEP_WORKED;
     if (g == NULL && !in_flight)
-        return fetch(rr) == STEP_WORKED ? STEP_WORKED : provide(rr);
+        return fetch(rr);
     int rc = g != NULL ? submit(rr, g, true, &err) : collect(rr, &worked, &err);
     if (rc != 0)
         fail_all(rr, &err);
