@@ -57,6 +57,10 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
              "their own type, quantized ones as the file has them where there are kernels, " \
              "else in 8 bits; auto: measures once, and takes the smallest format that changes " \
              "predictions by at most 0.001 nats per token (0.01 for 4-bit tensors unchanged)"}
+#define OPT_IMAGE(s)                                                                       \
+    {"image", OPT(s, engine.o.images), .def = "true",                                      \
+     .help = "keep an image of the weights in ~/.cache/hcache/images, in the layout of the " \
+             "CPU, and map it at the next start"}
 #define OPT_WEIGHTS_MEMORY(s)                                                              \
     {"weights-memory", OPT(s, engine.o.weights_memory), .arg = "BYTES|auto|P%",            \
      .help = "memory for a packed model (hcache model pack), KV cache and buffers; " \
@@ -99,7 +103,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "most tokens of one forward pass, 512 or more; 0: chosen for the device "  \
              "(512 on a CPU, 2048 on a GPU)"}
 #define OPT_COMPUTE(s)                                                                     \
-    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s),     \
+    OPT_DTYPE(s), OPT_WEIGHTS(s), OPT_IMAGE(s), OPT_WEIGHTS_MEMORY(s), OPT_THREADS(s),     \
     OPT_PARALLEL(s), \
         OPT_DEVICE(s)
 #define OPT_MAX_CONTEXT(s)                                                                 \

@@ -282,6 +282,7 @@ static int open_model(struct stack *k, struct err *err)
                             .dtype = o->dtype,
                             .weights = o->weights,
                             .probe_ids = tokenizer_first_ids,
+                            .images = o->images,
                             .max_ctx = o->max_context,
                             .share = o->weights_memory != NULL ? share_memory : NULL,
                             .share_arg = k,
@@ -873,7 +874,8 @@ static void describe_memory(const struct stack *k, char *out, size_t n)
     if (k->store != NULL)
         store_dram_stats(k->store, &dram);
     out[0] = '\0';
-    describe_item(out, n, "weights", k->model->w.bytes);
+    describe_item(out, n, k->model->w.is_mapped ? "mapped weights" : "weights",
+                  k->model->w.bytes);
     describe_item(out, n, "KV pool", kv);
     describe_item(out, n, "activations", activations);
     describe_item(out, n, "saving", k->saver != NULL ? saver_bytes(k->saver) : 0);

@@ -27,27 +27,50 @@ static char *cache_folder(void)
     return home != NULL && home[0] == '/' ? xasprintf("%s/.cache", home) : NULL;
 }
 
-/* Opens the file. Returns -1 if there is none that may be used. */
-static int open_known(bool to_write)
+/* Returns the path of a file or folder of this program, from malloc, or NULL; makes: the folders
+ * above it are made. */
+static char *path_of(const char *name, bool makes)
 {
     char *folder = cache_folder();
-    struct stat st;
     if (folder == NULL)
-        return -1;
-    char *own = xasprintf("%s/hcache", folder), *path = xasprintf("%s/known", own);
-    int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
-    if (to_write) {
+        return NULL;
+    char *own = xasprintf("%s/hcache", folder), *path = xasprintf("%s/%s", own, name);
+    if (makes) {
         (void)mkdir(folder, 0700);
         (void)mkdir(own, 0700);
     }
+    free(folder);
+    free(own);
+    return path;
+}
+
+char *known_folder(const char *name, bool makes)
+{
+    char *path = path_of(name, makes);
+    struct stat st;
+    if (path != NULL && makes)
+        (void)mkdir(path, 0700);
+    if (path != NULL && lstat(path, &st) == 0 && S_ISDIR(st.st_mode) &&
+        st.st_uid == geteuid() && (st.st_mode & 022) == 0)
+        return path;
+    free(path);
+    return NULL;
+}
+
+/* Opens the file. Returns -1 if there is none that may be used. */
+static int open_known(bool to_write)
+{
+    char *path = path_of("known", to_write);
+    struct stat st;
+    if (path == NULL)
+        return -1;
+    int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
     int fd = open(path, to_write ? flags | O_RDWR | O_CREAT : flags | O_RDONLY, 0600);
     if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || st.st_uid != geteuid() ||
                     (st.st_mode & 022) != 0)) {
         close(fd);
         fd = -1;
     }
-    free(folder);
-    free(own);
     free(path);
     return fd;
 }

@@ -18,6 +18,10 @@
 
 enum { KNOWN_MAX = 256, KNOWN_TEXT_BYTES = 600 };
 
+/* Returns the path of a folder beside the file, from malloc; makes: it is made if it is missing.
+ * NULL: there is none, or others may write to it. */
+char *known_folder(const char *name, bool makes);
+
 /* Copies the newest text of a key to out [KNOWN_TEXT_BYTES]. Returns false if there is none. */
 bool known_get(const struct sha256 *key, char *out);
 /* Remembers a text of one line. Does nothing if the user has no home directory, or the file cannot

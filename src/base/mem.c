@@ -277,6 +277,15 @@ void *mem_map(size_t n)
     return p;
 }
 
+void *mem_map_file(int fd, size_t n)
+{
+    void *p = mmap(NULL, n, PROT_READ, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED)
+        return NULL;
+    atomic_fetch_add(&n_mappings, 1);
+    return p;
+}
+
 void mem_provide(void *p, size_t n)
 {
 #ifdef MADV_POPULATE_WRITE

@@ -51,6 +51,8 @@ void *mem_map(size_t n); /* returns NULL with errno set on failure */
 /* Like mem_map, for memory of which little is used: in pages of the usual size. A huge page takes
  * longer to clear than a request of 60 KB to render. */
 void *mem_map_sparse(size_t n);
+/* Maps the first n bytes of a file, to be read. Returns NULL with errno set on failure. */
+void *mem_map_file(int fd, size_t n);
 /* Makes the system provide the pages of a mapping, or of a part of it, now instead of at their
  * first use.  Their contents stay, also if another thread writes to them meanwhile.  Does nothing
  * if the system cannot. */

@@ -578,7 +578,8 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
     if (m->cfg.logit_cap > 0) {
         TRY(scale(m, w, s, logits, 1 / m->cfg.logit_cap));
         TRY(m->dev->ops->act(s, logits, ACTIVATION_TANH));
-        return scale(m, w, s, logits, m->cfg.logit_cap);
     }
-    return scale(m, w, s, logits, m->cfg.logit_scale);
+    TRY(scale(m, w, s, logits,
+              m->cfg.logit_cap > 0 ? m->cfg.logit_cap : m->cfg.logit_scale));
+    return weights_check(&m->w);
 }

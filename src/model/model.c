@@ -655,6 +655,7 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
                               .reserve_arg = &opening,
                               .held = held,
                               .remembers = true,
+                              .images = o->images,
                               .io = o->io,
                               .share = o->share != NULL ? tell_sizes : NULL,
                               .share_arg = &opening,

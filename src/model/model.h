@@ -98,6 +98,7 @@ struct model_opts {
     int (*share)(void *arg, const struct model *m, const struct weights_sizes *sizes,
                  int *n_resident, struct err *err);
     void *share_arg;
+    bool images;         /* see weights_opts.images */
     int64_t stuck_ns;    /* see weights_opts.stuck_ns */
     struct spans *spans; /* receives the parts of the opening; NULL: not wanted */
 };

@@ -93,6 +93,8 @@ int model_pass_layer(struct model_pass *p, const struct ragged *r)
         release(p);
         p->layer++;
         p->row = 0;
+        if (p->layer == m->cfg.n_layers)
+            return weights_check(&m->w);
     }
     return 0;
 }

@@ -29,7 +29,9 @@
 #include "model/matrix_types.h"
 #include "model/numbers.h"
 #include "model/pack_file.h"
+#include "model/pack_image.h"
 #include "model/share.h"
+#include "model/weights_image.h"
 #include "model/weights_names.h"
 #include "model/weights_packed.h"
 #include "model/weights_rows.h"
@@ -71,6 +73,93 @@ float *loader_vector(const struct loader *ld, int layer, enum slot s, int stage,
            (*vector_of(ld, layer, s) - base);
 }
 
+/* --- what an earlier process found out -------------------------------------------------------- */
+
+/* Smaller files are hashed each time, in some milliseconds. */
+#define KNOWN_MIN_BYTES ((uint64_t)1 << 20)
+
+static struct sha256 known_key(const struct sha256 *stamp)
+{
+    struct sha256_ctx *h = sha256_begin();
+    sha256_field(h, "weights of a file", stamp->b, sizeof stamp->b);
+    return sha256_end(h);
+}
+
+bool weights_known_hash(const struct weights_info *info, struct sha256 *hash)
+{
+    const struct tensor_set *set = info->impl;
+    char text[KNOWN_TEXT_BYTES];
+    struct sha256 stamp;
+    bool settled = false;
+    if (set->cp == NULL || checkpoint_stamp(set->cp, &stamp, &settled) != 0)
+        return false;
+    struct sha256 key = known_key(&stamp);
+    return known_get(&key, text) && sha256_parse(text, hash);
+}
+
+/* Looks up the hash of a file that has not changed since an earlier process computed it, and the
+ * warning that belongs to it. */
+static void look_up(struct loader *ld)
+{
+    char text[KNOWN_TEXT_BYTES];
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < ld->set.list.n; i++)
+        bytes += (uint64_t)ld->set.list.items[i].rows * ld->set.src[i].file_row_bytes;
+    if (ld->set.cp == NULL ||
+        checkpoint_stamp(ld->set.cp, &ld->stamp, &ld->is_settled) != 0)
+        return;
+    ld->remembers = ld->o->remembers && ld->o->part == WEIGHTS_ALL &&
+                    ld->o->digests == NULL && bytes >= KNOWN_MIN_BYTES;
+    struct sha256 key = known_key(&ld->stamp);
+    if (!ld->remembers || !known_get(&key, text) || !sha256_parse(text, &ld->w->hash))
+        return;
+    ld->is_known = true;
+    snprintf(ld->bad, sizeof ld->bad, "%s", text + SHA256_HEX);
+}
+
+/* Checks that no file has changed since it was opened, and remembers the hash. */
+static int look_again(struct loader *ld)
+{
+    char text[KNOWN_TEXT_BYTES], hex[SHA256_HEX + 1];
+    struct sha256 now;
+    bool settled = false;
+    if (ld->set.cp == NULL)
+        return 0;
+    int rc = checkpoint_stamp(ld->set.cp, &now, &settled);
+    if (rc != 0 || memcmp(&now, &ld->stamp, sizeof now) != 0)
+        return err_set(ld->err, ERR_MISMATCH,
+                       "%s: the file changed while it was read: start again",
+                       ld->set.src[0].file);
+    if (!ld->remembers || ld->is_known || !settled)
+        return 0;
+    struct sha256 key = known_key(&now);
+    sha256_hex(&ld->w->hash, hex);
+    snprintf(text, sizeof text, "%s%s", hex, ld->bad);
+    known_put(&key, text);
+    return 0;
+}
+
+/* Maps the image of the weights if there is one; else says whether one is to be made. rc: 0 if
+ * there is room for the weights. */
+static void find_image(struct loader *ld, int rc)
+{
+    char layout[PACK_LAYOUT_BYTES];
+    struct sha256 pieces = sha256_end(ld->image_key);
+    if (rc != 0 || !ld->o->images || ld->image_bytes < IMAGE_MIN_BYTES || !ld->remembers ||
+        !ld->is_settled || !ld->dev->unified || ld->n_ranks * ld->n_stages > 1)
+        return;
+    image_layout_name(ld->s, layout, sizeof layout);
+    struct sha256_ctx *h = sha256_begin();
+    sha256_field(h, "image of a file", ld->stamp.b, sizeof ld->stamp.b);
+    sha256_field(h, "layout", layout, strlen(layout));
+    sha256_field(h, "pieces", pieces.b, sizeof pieces.b);
+    ld->image = sha256_end(h);
+    if (ld->is_known)
+        ld->w->image = weights_image_map(&ld->image, ld->image_bytes, ld->dev->pool);
+    ld->w->is_mapped = ld->w->image != NULL;
+    ld->makes_image = !ld->w->is_mapped;
+}
+
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* Returns the floats of a vector, rounded up so that the next one begins at a cache line. */
@@ -84,6 +173,33 @@ static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
     return ld->dev->ops->weight_bytes(m->dtype, m->n, m->k);
 }
 
+/* Counts a piece of memory on a stage, and enters it in the key of the image. */
+static void count(struct loader *ld, int stage, enum dtype type, size_t bytes)
+{
+    uint8_t le[8];
+    ld->stage_bytes[stage] += bytes;
+    ld->image_bytes += (size_t)round_up(bytes, IMAGE_LINE);
+    put_u64(le, bytes);
+    sha256_field(ld->image_key, dtype_name(type), le, sizeof le);
+}
+
+/* Sets *out to the next piece of the image, or to memory of its own. */
+static int take(struct loader *ld, int stage, size_t bytes, struct buf *out)
+{
+    size_t at = ld->image_at;
+    ld->image_at += (size_t)round_up(bytes, IMAGE_LINE);
+    if (ld->w->is_mapped) {
+        *out = (struct buf){weights_image_memory(ld->w->image) + at, bytes, MEM_DEVICE};
+        return 0;
+    }
+    int rc = stage_alloc(ld->dev, stage, bytes, out, ld->err);
+    if (rc == 0) {
+        ld->pieces = xrealloc(ld->pieces, (ld->n_pieces + 1) * sizeof *ld->pieces);
+        ld->pieces[ld->n_pieces++] = (struct image_piece){out->ptr, bytes};
+    }
+    return rc;
+}
+
 static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum slot s)
 {
     struct weight *m = loader_matrix(ld, t->layer, s);
@@ -92,7 +208,7 @@ static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum 
     *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
                          .n = matrix_rows(ld->w->matrices, ld->c, t->layer, s, ld->n_ranks),
                          .k = slot_cols(ld->c, s)};
-    ld->stage_bytes[loader_stage(ld, t, s)] += matrix_bytes(ld, m);
+    count(ld, loader_stage(ld, t, s), m->dtype, matrix_bytes(ld, m));
 }
 
 /* Sets the shape of the slot that a part of a tensor fills, and counts its bytes. */
@@ -108,7 +224,7 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
             measure_matrix(ld, t, SLOT_WV);
     } else {
         enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
-        ld->stage_bytes[stage] += (size_t)t->rows * tensor_row_bytes(dtype, t->cols);
+        count(ld, stage, dtype, (size_t)t->rows * tensor_row_bytes(dtype, t->cols));
     }
 }
 
@@ -135,7 +251,7 @@ static int allocate_matrix(struct loader *ld, const struct tensor_spec *t, enum 
     if (m->mem.ptr != NULL || m->n == 0)
         return 0;
     size_t bytes = matrix_bytes(ld, m);
-    if (stage_alloc(ld->dev, loader_stage(ld, t, s), bytes, &m->mem, ld->err) != 0)
+    if (take(ld, loader_stage(ld, t, s), bytes, &m->mem) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
     return 0;
 }
@@ -147,7 +263,7 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
     enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
     size_t bytes = (size_t)t->rows * tensor_row_bytes(dtype, t->cols);
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
-    if (stage_alloc(ld->dev, loader_stage(ld, t, s), bytes, b, ld->err) != 0)
+    if (take(ld, loader_stage(ld, t, s), bytes, b) != 0)
         return err_wrap(ld->err, "weights: tensor '%s'", t->name);
     *slot_table(ld->w, s) = mat_of(b->ptr, dtype, t->rows, t->cols);
     return 0;
@@ -161,7 +277,7 @@ static int allocate_vectors(struct loader *ld)
     size_t at[MAX_STAGES] = {0};
     for (int k = 0; k < ld->n_stages; k++) {
         size_t n = ld->n_vector_floats[k];
-        if (stage_alloc(ld->dev, k, n * sizeof(float), &h->vectors[k], ld->err) != 0)
+        if (take(ld, k, n * sizeof(float), &h->vectors[k]) != 0)
             return err_wrap(ld->err, "weights: norms and biases");
         ld->vectors[k] = xcalloc(n * (size_t)ld->n_ranks, sizeof(float));
     }
@@ -205,19 +321,21 @@ static int allocate(struct loader *ld)
     if (ld->set.mixed && !ld->set.quantised && ld->held == WEIGHTS_AS_STORED)
         log_warn("the checkpoint's matrices have several types; all are held as %s",
                  dtype_name(ld->w->dtype));
+    ld->image_key = sha256_begin();
     for (size_t i = 0; i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; k < t->n_parts; k++)
             measure_part(ld, t, &ld->set.src[i], t->parts[k].slot);
     }
     for (int k = 0; k < ld->n_stages; k++) {
-        ld->stage_bytes[k] += ld->n_vector_floats[k] * sizeof(float);
+        count(ld, k, DTYPE_F32, ld->n_vector_floats[k] * sizeof(float));
         ld->w->bytes += ld->stage_bytes[k];
     }
     int n_parts = (int)ld->set.list.n + 1;
     int rc = ld->o->reserve != NULL
                  ? ld->o->reserve(ld->o->reserve_arg, ld->stage_bytes, n_parts, ld->err)
                  : check_room(ld);
+    find_image(ld, rc);
     for (size_t i = 0; rc == 0 && i < ld->set.list.n; i++) {
         const struct tensor_spec *t = &ld->set.list.items[i];
         for (int k = 0; rc == 0 && k < t->n_parts; k++) {
@@ -389,77 +507,15 @@ static void hash_all(struct loader *ld)
     weights_digests_deinit(&own);
 }
 
-/* --- what an earlier process found out -------------------------------------------------------- */
-
-/* Smaller files are hashed each time, in some milliseconds. */
-#define KNOWN_MIN_BYTES ((uint64_t)1 << 20)
-
-static struct sha256 known_key(const struct sha256 *stamp)
-{
-    struct sha256_ctx *h = sha256_begin();
-    sha256_field(h, "weights of a file", stamp->b, sizeof stamp->b);
-    return sha256_end(h);
-}
-
-bool weights_known_hash(const struct weights_info *info, struct sha256 *hash)
-{
-    const struct tensor_set *set = info->impl;
-    char text[KNOWN_TEXT_BYTES];
-    struct sha256 stamp;
-    bool settled = false;
-    if (set->cp == NULL || checkpoint_stamp(set->cp, &stamp, &settled) != 0)
-        return false;
-    struct sha256 key = known_key(&stamp);
-    return known_get(&key, text) && sha256_parse(text, hash);
-}
-
-/* Looks up the hash of a file that has not changed since an earlier process computed it, and the
- * warning that belongs to it. */
-static void look_up(struct loader *ld)
-{
-    char text[KNOWN_TEXT_BYTES];
-    uint64_t bytes = 0;
-    bool settled = false;
-    for (size_t i = 0; i < ld->set.list.n; i++)
-        bytes += (uint64_t)ld->set.list.items[i].rows * ld->set.src[i].file_row_bytes;
-    if (ld->set.cp == NULL || checkpoint_stamp(ld->set.cp, &ld->stamp, &settled) != 0)
-        return;
-    ld->remembers = ld->o->remembers && ld->o->part == WEIGHTS_ALL &&
-                    ld->o->digests == NULL && bytes >= KNOWN_MIN_BYTES;
-    struct sha256 key = known_key(&ld->stamp);
-    if (!ld->remembers || !known_get(&key, text) || !sha256_parse(text, &ld->w->hash))
-        return;
-    ld->is_known = true;
-    snprintf(ld->bad, sizeof ld->bad, "%s", text + SHA256_HEX);
-}
-
-/* Checks that no file has changed since it was opened, and remembers the hash. */
-static int look_again(struct loader *ld)
-{
-    char text[KNOWN_TEXT_BYTES], hex[SHA256_HEX + 1];
-    struct sha256 now;
-    bool settled = false;
-    if (ld->set.cp == NULL)
-        return 0;
-    int rc = checkpoint_stamp(ld->set.cp, &now, &settled);
-    if (rc != 0 || memcmp(&now, &ld->stamp, sizeof now) != 0)
-        return err_set(ld->err, ERR_MISMATCH,
-                       "%s: the file changed while it was read: start again",
-                       ld->set.src[0].file);
-    if (!ld->remembers || ld->is_known || !settled)
-        return 0;
-    struct sha256 key = known_key(&now);
-    sha256_hex(&ld->w->hash, hex);
-    snprintf(text, sizeof text, "%s%s", hex, ld->bad);
-    known_put(&key, text);
-    return 0;
-}
-
 static int load_all(struct loader *ld)
 {
     bool all_parts = ld->o->part == WEIGHTS_ALL;
     const struct load *failed = NULL;
-    look_up(ld);
+    if (ld->w->is_mapped) {
+        if (ld->bad[0] != 0)
+            log_warn("%s", ld->bad);
+        return look_again(ld);
+    }
     if (ld->is_known && ld->n_ranks * ld->n_stages > 1)
         ld->ranks_read = ranks_have_file(ld->dev, ld->source, (int)ld->set.list.n,
                                          &ld->w->hash);
@@ -548,10 +604,15 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     matrix_types_make(out->matrices, out->dtype, &ld.set, cfg);
     tensor_set_keep(&ld.set, o->part, o->layer);
     out->types = ld.set.types;
-    if (rc == 0)
+    if (rc == 0) {
+        look_up(&ld);
         rc = allocate(&ld);
+    }
     if (rc == 0)
         rc = load_all(&ld);
+    if (rc == 0 && ld.makes_image)
+        out->image = weights_image_make(&ld.image, ld.image_bytes, ld.pieces, ld.n_pieces);
+    free(ld.pieces);
     for (int k = 0; k < ld.n_stages; k++)
         free(ld.vectors[k]);
     tensor_set_close(&ld.set);
@@ -560,13 +621,9 @@ int weights_load(struct weights *out, const char *source, const struct model_con
     return rc;
 }
 
-void weights_unload(struct weights *w, struct device *dev)
+static void free_memory(struct weights *w, struct device *dev)
 {
     struct holdings *h = w->impl;
-    if (w->packed != NULL)
-        weights_packed_unload(w);
-    if (h == NULL)
-        return;
     for (int i = 0; i < h->n_layers; i++) {
         for (enum slot s = SLOT_WQ; s < SLOT_DENSE_1; s++)
             buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
@@ -577,6 +634,18 @@ void weights_unload(struct weights *w, struct device *dev)
     buf_free(dev, &h->tables[0]);
     buf_free(dev, &h->tables[1]);
     stages_free(dev, h->vectors);
+}
+
+void weights_unload(struct weights *w, struct device *dev)
+{
+    struct holdings *h = w->impl;
+    if (w->packed != NULL)
+        weights_packed_unload(w);
+    if (h == NULL)
+        return;
+    weights_image_close(w->image);
+    if (!w->is_mapped)
+        free_memory(w, dev);
     free(h);
     free(w->layers);
     matrix_types_free(w->matrices);

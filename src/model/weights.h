@@ -1,7 +1,8 @@
 /* weights.h - a model's tensors on a device.
  *
  * Matrices are packed into the backend's layout; norms, biases and small tables are f32.  Blocks of
- * 4, 6 and 8 bits are moved there as they are.  Files are read and closed: nothing is mapped.
+ * 4, 6 and 8 bits are moved there as they are.  Files are read and closed; what may be mapped is an
+ * image of the result (weights_image.h).
  *
  * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
  * file (whose quantised tensors are hashed as decoded values), and a seeded generator
@@ -57,6 +58,7 @@ struct layer_weights {
 struct layer_source;
 struct matrix_types;
 struct weights_packed;
+struct weights_image;
 struct io;
 
 /* The element types of a checkpoint, with the number of tensors of each. */
@@ -90,6 +92,9 @@ struct weights {
     struct sha256 hash;         /* hash over every tensor's name, type, shape and bytes */
     uint64_t hashed_bytes; /* bytes from which it was computed; 0: an earlier process did */
     void *impl;            /* owns the memory */
+    /* The image in which all of this lies, or which is being written (weights_image.h); or NULL. */
+    struct weights_image *image;
+    bool is_mapped; /* the weights lie in the image */
     /* Owns memory and mappings of a packed file; else NULL. */
     struct weights_packed *packed;
 };
@@ -200,6 +205,8 @@ struct weights_opts {
     struct weights_errors *errors; /* NULL: not wanted */
     /* The hash of a file is remembered in the user's cache (base/known.h), and looked up there. */
     bool remembers;
+    /* Maps the image of these weights, or makes one for the next start (weights_image.h). */
+    bool images;
     struct io *io; /* reads a packed file; borrowed. NULL: the machine's best method */
     /* Called before anything is allocated: sets the number of a packed file's layers that stay in
      * memory. NULL: all stay. */

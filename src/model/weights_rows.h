@@ -18,6 +18,7 @@
 
 #include "base/progress.h"
 #include "model/weights.h"
+#include "model/weights_image.h"
 #include "model/weights_source.h"
 #include "tensor/q4_make.h"
 
@@ -65,6 +66,14 @@ struct loader {
     uint64_t bytes_all; /* of all decoded rows */
     struct progress progress;
     struct sha256 stamp; /* of the files, when they were opened (checkpoint_stamp) */
+    bool is_settled;     /* they had not changed for two seconds */
+    /* The image: its name, from the pieces' sizes; its bytes, and those that are taken so far. */
+    struct sha256_ctx *image_key;
+    struct sha256 image;
+    size_t image_bytes, image_at;
+    bool makes_image;
+    struct image_piece *pieces; /* those that were allocated, in the order of the image */
+    size_t n_pieces;
     bool remembers,
         is_known;  /* the hash may be remembered; w->hash is the remembered one */
     char bad[400]; /* warning of numbers that are none; empty: there are none */

@@ -1,6 +1,15 @@
 /* weights_use.c - see weights_use.h. */
 #include "model/weights_use.h"
 
+#include <stdio.h>
+
+#include "model/weights_image.h"
+
+int weights_check(const struct weights *w)
+{
+    return w->image == NULL || weights_image_is_intact(w->image) ? 0 : ERR_CORRUPT;
+}
+
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out)
 {
@@ -9,7 +18,7 @@ int weights_acquire(const struct weights *w, int l, struct stream *s,
         return w->source->acquire(w->source->arg, l, s, out);
     }
     *out = &w->layers[l];
-    return 0;
+    return weights_check(w);
 }
 
 const struct layer_weights *weights_resident(const struct weights *w, int l)
@@ -29,7 +38,7 @@ int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
     if (w->source != NULL && !w->source->keeps_kv)
         return weights_acquire(w, l, s, out);
     *out = &w->layers[l];
-    return 0;
+    return weights_check(w);
 }
 
 void weights_release_kv(const struct weights *w, int l, struct stream *s)
@@ -43,6 +52,9 @@ void weights_stats(const struct weights *w, struct weights_stream_stats *out)
     *out = (struct weights_stream_stats){0};
     if (w->source != NULL && w->source->stats != NULL)
         w->source->stats(w->source->arg, out);
+    if (weights_check(w) != 0)
+        snprintf(out->fault, sizeof out->fault,
+                 "the image of the weights was changed while it was in use: start again");
 }
 
 int weights_reached(const struct weights *w)

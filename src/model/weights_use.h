@@ -52,6 +52,9 @@ struct layer_source {
 int weights_acquire(const struct weights *w, int l, struct stream *s,
                     const struct layer_weights **out);
 void weights_release(const struct weights *w, int l, struct stream *s);
+/* Returns 0, or ERR_CORRUPT if the weights lie in an image that another program has changed: what
+ * was computed with them must not be used. acquire asks, too; ask again behind the last use. */
+int weights_check(const struct weights *w);
 /* Returns layer l if all layers are resident, else NULL. */
 const struct layer_weights *weights_resident(const struct weights *w, int l);
 

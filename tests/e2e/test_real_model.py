@@ -15,8 +15,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
-from serve_client import Server
+from serve_client import Server, until
 from tap import PATIENCE, check, end, equal
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -29,6 +30,7 @@ if not os.path.exists(MODEL):
     sys.exit(0)
 golden = json.load(open(os.path.join(HERE, "golden", "smollm2.json"), encoding="utf-8"))
 tmp = tempfile.mkdtemp(prefix="hcache-real.")
+os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache")
 LAYERS = 30
 
 
@@ -111,6 +113,28 @@ if ALL:
 said = run("--prompt", "Hello", "--max-tokens", "1")
 check("the file is held as it is, and that is said", "Q4_1 (210" in said["stderr"] and "held as q4" in said["stderr"] and
       said["model"]["held"] == "q4" and said["timings"]["start_passes"] == 0, said["stderr"])
+
+# --- an image of the weights -----------------------------------------------------------------------------------------
+hello = ["--prompt", "Hello", "--max-tokens", "8", "-v"]
+check("a later start maps the image that an earlier one made", until(lambda: "mapped weights" in run(*hello)["stderr"]))
+mapped, read = run(*hello), run(*hello, "--no-image")
+equal("with the tokens and logits of one that reads the file", (mapped["token_ids"], mapped["logits_digest"]),
+      (read["token_ids"], read["logits_digest"]))
+check("--no-image maps none", "mapped weights" not in read["stderr"], read["stderr"])
+images = os.path.join(tmp, "cache", "hcache", "images")
+sizes = {name: os.path.getsize(os.path.join(images, name)) for name in os.listdir(images)}
+one = min(sizes, key=sizes.get)  # the others are of --weights f32 and q8
+os.truncate(os.path.join(images, one), 1 << 20)
+for i in range(8):
+    victim = subprocess.Popen(command(*hello), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    time.sleep(0.03 * i)
+    victim.send_signal(signal.SIGKILL)
+    victim.wait()
+    left = {name: os.path.getsize(os.path.join(images, name)) for name in os.listdir(images)}
+    check(f"killed start {i}: each image is whole, damaged as it was, or not there",
+          all(n in (sizes.get(name), 1 << 20) for name, n in left.items()), left)
+check("and the damaged one is made anew", until(lambda: "mapped weights" in run(*hello)["stderr"]))
+equal("as it was", os.path.getsize(os.path.join(images, one)), sizes[one])
 
 # --- killed, and restored by every method -------------------------------------------------------------------------------
 story = "<|im_start|>user\n" + " ".join(f"Fact {i}: the {c} box holds {i * 7} coins." for i, c in enumerate(

@@ -1,5 +1,6 @@
-/* test_weights_known.c - the hash of a file is computed once and remembered; a file that changed is
- * hashed again; one that is cut or rewritten while it is read is refused.
+/* test_weights_known.c - the hash of a file is computed once and remembered; a file that changed
+ * is hashed again; one that is cut or rewritten while it is read is refused.  An image of the
+ * weights is made and mapped, and what happens to it is noticed.
  *
  * This file defines pread, which harms the file in the middle of a loading, and clock_gettime, by
  * which the file's last change seems long ago. */
@@ -9,12 +10,16 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -23,6 +28,8 @@
 #include "base/file.h"
 #include "model/gguf.h"
 #include "model/pass.h"
+#include "model/weights_image.h"
+#include "model/weights_use.h"
 #include "solo.h"
 #include "tests/base/tempdir.h"
 
@@ -42,6 +49,16 @@ int clock_gettime(clockid_t id, struct timespec *t)
     if (id == CLOCK_REALTIME)
         t->tv_sec += ahead_s;
     return rc;
+}
+
+static uint64_t free_blocks; /* of the file system with the cache; 0: as it is */
+
+int statvfs(const char *at, struct statvfs *out)
+{
+    (void)at;
+    *out = (struct statvfs){.f_frsize = 1 << 20,
+                            .f_bavail = free_blocks > 0 ? free_blocks : 4096};
+    return 0;
 }
 
 ssize_t pread(int fd, void *to, size_t n, off_t at)
@@ -211,6 +228,174 @@ static void a_file_that_is_cut_or_rewritten_is_refused(void **state)
     device_close(d);
 }
 
+/* --- images ----------------------------------------------------------------------------------- */
+
+static void open_imaged(struct solo *t)
+{
+    solo_open_as(t, path, "cpu", 1, 2,
+                 &(struct model_opts){.weights = "q4", .images = true});
+}
+
+static bool is_mapped(const struct solo *t)
+{
+    return t->m->w.is_mapped;
+}
+
+/* Loads the file. Returns whether its image was mapped; the logits of three tokens in *logits. */
+static bool load_imaged(float *logits)
+{
+    struct solo t;
+    open_imaged(&t);
+    bool mapped = is_mapped(&t);
+    solo_feed(&t, (const int32_t[]){1, 2, 3}, 3, logits);
+    solo_close(&t);
+    return mapped;
+}
+
+/* Returns the number of images, and the path of one in out. */
+static int images(char out[2 * TEMPDIR_BYTES])
+{
+    char folder[TEMPDIR_BYTES + 32];
+    int n = 0;
+    struct dirent *e;
+    snprintf(folder, sizeof folder, "%s/hcache/images", dir);
+    DIR *d = opendir(folder);
+    assert_non_null(d);
+    while ((e = readdir(d)) != NULL)
+        if (e->d_name[0] != '.' && ++n > 0)
+            snprintf(out, 2 * TEMPDIR_BYTES, "%s/%s", folder, e->d_name);
+    closedir(d);
+    return n;
+}
+
+enum { ROWS = 100000, N_LOGITS = 3 * ROWS };
+static float first_logits[N_LOGITS], logits[N_LOGITS];
+static char image[2 * TEMPDIR_BYTES];
+
+static void begin_images(void)
+{
+    ahead_s = 10;
+    free_blocks = 0;
+    write_with_rows(ROWS);
+    assert_false(load_imaged(first_logits));
+    assert_int_equal(images(image), 1);
+}
+
+static void a_second_start_maps_the_image(void **state)
+{
+    (void)state;
+    begin_images();
+    assert_true(load_imaged(logits));
+    assert_memory_equal(logits, first_logits, sizeof logits);
+    /* the same file without images, and one that has changed */
+    struct sha256 hash;
+    assert_int_equal(load(&hash), 0);
+    write_with_rows(ROWS);
+    assert_false(load_imaged(logits));
+    assert_int_equal(images(image), 2);
+}
+
+static void a_damaged_image_is_made_anew(void **state)
+{
+    (void)state;
+    begin_images();
+    const off_t places[] = {9, 4096 + 3, 3 << 20, -1};
+    for (int i = 0; i < 5; i++) {
+        struct stat st;
+        char byte;
+        int fd = open(image, O_RDWR);
+        assert_true(fd >= 0 && fstat(fd, &st) == 0);
+        if (i == 4) {
+            assert_int_equal(ftruncate(fd, st.st_size / 2), 0);
+        } else {
+            off_t at = places[i] >= 0 ? places[i] : st.st_size - 1;
+            assert_int_equal(pread(fd, &byte, 1, at), 1);
+            byte ^= 1;
+            assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+        }
+        close(fd);
+        assert_false(load_imaged(logits));
+        assert_memory_equal(logits, first_logits, sizeof logits);
+        assert_true(load_imaged(logits));
+        assert_memory_equal(logits, first_logits, sizeof logits);
+    }
+    /* a file that others may write is not an image */
+    assert_int_equal(chmod(image, 0666), 0);
+    assert_false(load_imaged(logits));
+}
+
+static volatile sig_atomic_t n_other;
+static sigjmp_buf back;
+
+static void on_other(int sig)
+{
+    (void)sig;
+    n_other++;
+    siglongjmp(back, 1);
+}
+
+/* An image that is written or cut while it is mapped ends a pass with an error, and no process; a
+ * signal of another mapping reaches the handler that was there before. */
+static void a_mapped_image_that_changes_is_noticed(void **state)
+{
+    (void)state;
+    begin_images();
+    signal(SIGBUS, on_other);
+    for (int i = 0; i < 2; i++) {
+        struct solo t;
+        struct stat st;
+        open_imaged(&t);
+        assert_true(is_mapped(&t));
+        assert_int_equal(weights_check(&t.m->w), 0);
+        int fd = open(image, O_RDWR);
+        assert_true(fd >= 0 && fstat(fd, &st) == 0);
+        if (i == 0)
+            assert_int_equal(pwrite(fd, "x", 1, st.st_size - 1), 1);
+        else
+            assert_int_equal(ftruncate(fd, 4096), 0);
+        assert_int_equal(weights_check(&t.m->w), ERR_CORRUPT);
+        assert_int_equal(solo_try(&t, (const int32_t[]){1, 2, 3}, 3, logits, NULL),
+                         ERR_CORRUPT);
+        const volatile uint8_t *data = weights_image_memory(t.m->w.image);
+        if (i == 1)
+            assert_int_equal(data[1 << 20], 0);
+        struct weights_stream_stats told;
+        weights_stats(&t.m->w, &told);
+        assert_non_null(strstr(told.fault, "the image of the weights was changed"));
+        solo_close(&t);
+        close(fd);
+        assert_false(load_imaged(logits));
+        assert_memory_equal(logits, first_logits, sizeof logits);
+    }
+    int fd = open(known, O_RDWR);
+    const volatile char *p = mmap(NULL, 1 << 20, PROT_READ, MAP_SHARED, fd, 0);
+    assert_true(fd >= 0 && p != MAP_FAILED);
+    if (sigsetjmp(back, 1) == 0)
+        assert_int_equal(p[(1 << 20) - 1], 0);
+    assert_int_equal(n_other, 1);
+    munmap((void *)(uintptr_t)p, 1 << 20);
+    close(fd);
+}
+
+/* Images take at most a quarter of the room; the ones used longest ago make way. */
+static void old_images_make_way(void **state)
+{
+    (void)state;
+    char old[sizeof image];
+    begin_images();
+    memcpy(old, image, sizeof old);
+    free_blocks = 120;
+    write_with_rows(ROWS);
+    assert_false(load_imaged(logits));
+    assert_int_equal(images(image), 1);
+    assert_string_not_equal(image, old);
+    free_blocks = 40;
+    write_with_rows(ROWS);
+    assert_false(load_imaged(logits));
+    assert_int_equal(images(old), 1);
+    assert_string_equal(image, old);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -221,6 +406,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_damaged_line_is_ignored, begin, tempdir_end),
         cmocka_unit_test_setup_teardown(a_file_that_is_cut_or_rewritten_is_refused, begin,
                                         tempdir_end),
+        cmocka_unit_test_setup_teardown(a_second_start_maps_the_image, begin, tempdir_end),
+        cmocka_unit_test_setup_teardown(a_damaged_image_is_made_anew, begin, tempdir_end),
+        cmocka_unit_test_setup_teardown(a_mapped_image_that_changes_is_noticed, begin,
+                                        tempdir_end),
+        cmocka_unit_test_setup_teardown(old_images_make_way, begin, tempdir_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
