@@ -2,10 +2,11 @@
 """Measures a restart as a user meets it, alternating between hcache and llama.cpp's server.
 
     bench/restart_figures.py F.gguf LLAMA_SERVER [--rounds 5] [--tokens 3000] [--realtime]
-                             [--port 22400] [--caches 'warm,as it is,dropped'] [--json]
+                             [--port 22400] [--caches 'warm,as it is,dropped'] [--image-s 20] [--json]
 
 Both programs compute one prompt of --tokens token ids (some 2,400 words), save its state (hcache
-in its store, llama-server in a slot file) and are killed with SIGKILL. Then, by turns, each is
+in its store, llama-server in a slot file) and are killed with SIGKILL, hcache when it has also
+written the image of its weights. Then, by turns, each is
 started again, and the client measures from exec:
 
     health    until GET /health is 200
@@ -43,11 +44,13 @@ p.add_argument("--tokens", type=int, default=3000)
 p.add_argument("--realtime", action="store_true")
 p.add_argument("--port", type=int, default=22400)
 p.add_argument("--caches", default="warm,as it is,dropped")
+p.add_argument("--image-s", type=float, default=20, help="seconds that the image of the weights may take; 0: none is waited for")
 p.add_argument("--json", action="store_true")
 args = p.parse_args()
 tmp = tempfile.mkdtemp(prefix="restart.", dir=os.environ.get("TMPDIR", "/tmp"))
-store, slots = os.path.join(tmp, "store"), os.path.join(tmp, "slots")
+store, slots, images = os.path.join(tmp, "store"), os.path.join(tmp, "slots"), os.path.join(tmp, "cache", "hcache", "images")
 os.mkdir(slots)
+os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache")
 info = json.loads(subprocess.run([HC, "model", "info", args.model, "--json"], capture_output=True, check=True).stdout)
 context, vocab = info["model"]["context"], info["vocab_size"]
 prompt = [(i * 7919 + 13) % (vocab - 200) + 100 for i in range(min(args.tokens, context - 64))]
@@ -118,13 +121,16 @@ def prepare(who):
         call("llama", "/slots/0?action=save", {"filename": "slot"})
     else:
         saved()
+        deadline = time.monotonic() + args.image_s
+        while not (os.path.isdir(images) and os.listdir(images)) and time.monotonic() < deadline:
+            time.sleep(0.1)
     r.end()
 
 
 def cache_files(keeps):
     """Reads the files of both programs into the page cache, or drops them from it."""
     os.sync()
-    for path in [args.model] + [f for d in (store, slots) for f in glob.glob(d + "/**", recursive=True) if os.path.isfile(f)]:
+    for path in [args.model] + [f for d in (store, slots, images) for f in glob.glob(d + "/**", recursive=True) if os.path.isfile(f)]:
         with open(path, "rb") as f:
             if keeps:
                 while f.read(1 << 22):

@@ -128,9 +128,8 @@ static void provide_share(void *arg, int thread_idx, int n_threads)
 }
 
 /* Has the system provide the blocks that the first restores use: the first ones of the pool, as
- * many as have stored state, which may be packed.  At the first restore their memory would cost
- * 0.3 to 1.7 ns a byte.  A pool on a GPU has its memory; the pool of one model of several gets it
- * later. */
+ * many as chunks are stored.  At the first restore their memory would cost 0.3 to 1.7 ns a byte.  A
+ * pool on a GPU has its memory; the pool of one model of several gets it later. */
 static void provide_first_blocks(const struct restore_pipeline *r)
 {
     const struct kv_layer *layers = kv_pool_layers(r->o.pool);
@@ -141,9 +140,9 @@ static void provide_first_blocks(const struct restore_pipeline *r)
     while (config_is_recurrent(&r->o.model->cfg, l)) /* it has states, not blocks */
         l++;
     store_stats(r->o.store, &st);
-    size_t pool = (size_t)kv_pool_n_blocks(r->o.pool) * layers[l].block_stride;
+    size_t n = (size_t)MIN((uint64_t)kv_pool_n_blocks(r->o.pool), st.n_chunks);
     struct first_blocks f = {layers[l].blocks,
-                             MIN(MIN(pool, FIRST_BYTES), 2 * st.used_bytes)};
+                             MIN(n * layers[l].block_stride, FIRST_BYTES)};
     if (f.n_bytes > 0)
         pool_run(r->o.model->dev->pool, provide_share, &f);
 }
