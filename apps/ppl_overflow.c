@@ -33,7 +33,7 @@ static struct mat rows_at(const struct run *r, int layer, int64_t position, int 
 {
     const struct model *m = r->o->model;
     size_t row = (size_t)layer * (size_t)r->o->truncation.context + (size_t)position;
-    return mat_of(r->rows + row * r->row_bytes, m->dtype, n, 2 * model_kv_dim(m));
+    return mat_of(r->rows + row * r->row_bytes, m->dtype, n, 2 * model_kv_dim(m, 0));
 }
 
 /* A tap that copies K before RoPE, and V, to r->rows. */
@@ -153,7 +153,7 @@ int ppl_overflow_run(const struct ppl_overflow *o, const int32_t *ids, int64_t n
 {
     const struct truncation *t = &o->truncation;
     size_t c = (size_t)t->context;
-    struct run r = {.o = o, .row_bytes = model_kv_bytes(o->model)};
+    struct run r = {.o = o, .row_bytes = model_kv_bytes(o->model, 0)};
     int rc = 0;
     r.rows = xmalloc((size_t)o->model->cfg.n_layers * c * r.row_bytes);
     r.pos = xcalloc(c, sizeof *r.pos);

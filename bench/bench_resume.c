@@ -82,7 +82,7 @@ static int add(struct lab *b, int n_new, struct hcache_request ask, bool restore
     ask.ignore_eos = true;
     struct request *q = request_create(&ask, ask.max_tokens);
     q->restore_first = restore_first;
-    for (int l = 0; l < b->k.model->cfg.n_layers && ask.max_tokens == 0; l++)
+    for (int l = 0; l < config_n_keeping(&b->k.model->cfg) && ask.max_tokens == 0; l++)
         q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
     int rc = engine_add(b->k.engine, q, out, err);
     request_release(q);

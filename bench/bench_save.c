@@ -155,7 +155,7 @@ static int tap_direct(void *arg, int l, struct mat hidden, struct mat kv_rows)
     struct lab *b = arg;
     struct direct *d = &b->direct;
     struct io_req *reqs[MAX_BATCH], *done[MAX_BATCH];
-    size_t h = model_hidden_bytes(b->k.model), kv = model_kv_bytes(b->k.model);
+    size_t h = model_hidden_bytes(b->k.model), kv = model_most_kv_bytes(b->k.model);
     unsigned kinds = b->policy.kinds[l], n_done = 0;
     size_t n_bytes = (kinds & SAVE_HIDDEN ? h : 0) + (kinds & SAVE_KV ? kv : 0);
     if (kinds == 0)
@@ -416,7 +416,7 @@ static int parse_batches(struct lab *b, int *batches, int *largest, struct err *
 static int open_direct(struct lab *b, const char *dir, struct err *err)
 {
     struct direct *d = &b->direct;
-    size_t row = model_hidden_bytes(b->k.model) + model_kv_bytes(b->k.model);
+    size_t row = model_hidden_bytes(b->k.model) + model_most_kv_bytes(b->k.model);
     if (b->k.io == NULL)
         return 0;
     d->slot_bytes = round_up(row, STORE_ALIGN);
@@ -451,7 +451,7 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
                        (long long)n_tokens, m->max_ctx);
     struct kv_pool_opts po = {
         .n_layers = m->cfg.n_layers,
-        .n_kv = model_rank_kv_heads(m),
+        .n_kv = model_rank_kv_heads(m, 0),
         .d_head = m->cfg.d_head,
         .dtype = m->dtype,
         .n_blocks = largest *

@@ -46,7 +46,7 @@ static int fill_store(struct lab *b, struct err *err)
                                        .plan = "recompute"};
     struct request *q = request_create(&ask, 0);
     struct seq *s = NULL;
-    for (int l = 0; l < b->k.model->cfg.n_layers; l++)
+    for (int l = 0; l < config_n_keeping(&b->k.model->cfg); l++)
         q->save.kinds[l] = SAVE_HIDDEN | SAVE_KV;
     q->save.packs = save_policy_packs(b->k.o.user.pack, "both", b->k.model, NULL, 0, false);
     int64_t t0 = clock_now_ns();
@@ -92,8 +92,8 @@ static int find_context(struct lab *b, struct err *err)
 static int make_pipeline(struct lab *b, const struct lab_opts *o, struct err *err)
 {
     const struct model *m = b->k.model;
-    struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
-                              .n_kv = model_rank_kv_heads(m),
+    struct kv_pool_opts po = {.n_layers = config_n_keeping(&m->cfg),
+                              .n_kv = model_rank_kv_heads(m, 0),
                               .d_head = m->cfg.d_head,
                               .dtype = m->dtype,
                               .n_blocks = b->max_chunks};
@@ -268,7 +268,7 @@ int lab_scale(const struct lab *b, const char *as, double *bytes_per_s, double *
 void lab_damage(struct lab *b, uint64_t seed)
 {
     struct rng r = {.s = seed};
-    int n_layers = b->k.model->cfg.n_layers;
+    int n_layers = config_n_keeping(&b->k.model->cfg);
     free(b->worn);
     b->worn = NULL;
     if (seed == 0)
@@ -297,7 +297,7 @@ static uint8_t records_of(const struct store_hit *h, int l)
 /* Makes the ranges. Neighbouring chunks with equal records form one range, as in the engine. */
 static int make_ranges(struct lab *b, int n_chunks)
 {
-    int n_layers = b->k.model->cfg.n_layers, n = 0;
+    int n_layers = config_n_keeping(&b->k.model->cfg), n = 0;
     if (b->ranges == NULL) {
         b->ranges = xcalloc((size_t)b->max_chunks, sizeof *b->ranges);
         b->masks = xcalloc((size_t)b->max_chunks, (size_t)n_layers);
@@ -321,7 +321,7 @@ static int plan_worn(struct lab *b, const char *method, int n_chunks,
 {
     double prefill_s[STORE_MAX_LAYERS];
     int n_ranges = make_ranges(b, n_chunks), n_used = 0;
-    *req = (struct plan_request){.n_layers = b->k.model->cfg.n_layers};
+    *req = (struct plan_request){.n_layers = config_n_keeping(&b->k.model->cfg)};
     int rc = plan_mode_parse(method, req, err);
     if (rc == 0)
         rc = plan_best_prefix(&b->platform, b->ranges, n_ranges, 0, true, b->layer,
@@ -483,7 +483,7 @@ static double io_bytes(const struct lab *b, int n_chunks, const struct plan *pla
     double n = 0;
     for (int i = 0; i < plan->n_io; i++)
         n += (double)(plan->method[plan->io_order[i]] == 'H' ? model_hidden_bytes(m)
-                                                             : model_kv_bytes(m));
+                                                             : model_most_kv_bytes(m));
     return n * n_chunks * STORE_CHUNK_TOKENS;
 }
 
@@ -530,7 +530,7 @@ static int read_all(struct lab *b, int n_chunks, const struct plan *plan, int64_
                     struct err *err)
 {
     const struct model *m = b->k.model;
-    size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
+    size_t hidden = model_hidden_bytes(m), kv = model_most_kv_bytes(m);
     struct reading r = {
         .b = b,
         .room = round_up(STORE_CHUNK_TOKENS * (hidden > kv ? hidden : kv), STORE_ALIGN)};

@@ -68,9 +68,9 @@ static int open_store(struct profile_scratch *s, const char *const *dirs, struct
  * model. */
 static int count_layers(const struct model *m, int n_dirs)
 {
-    size_t layer = record_bytes(m, STORE_HIDDEN) + record_bytes(m, STORE_KV);
+    size_t layer = record_bytes(m, 0, STORE_HIDDEN) + record_bytes(m, 0, STORE_KV);
     size_t n = SCRATCH_BYTES * (size_t)(n_dirs > 0 ? n_dirs : 1) / (MIN_CHUNKS * layer);
-    int n_layers = MIN(m->cfg.n_layers, STORE_MAX_LAYERS);
+    int n_layers = MIN(config_n_keeping(&m->cfg), STORE_MAX_LAYERS);
     return (int)MIN(MAX(n, 1), (size_t)n_layers);
 }
 
@@ -81,10 +81,11 @@ static int append(struct profile_scratch *s, const struct model *m, int n_layers
     int n = 0;
     for (int l = 0; l < n_layers; l++) {
         for (enum store_kind kind = 0; kind < STORE_KINDS; kind++)
-            record[n++] = (struct store_record){.layer = l,
-                                                .kind = kind,
-                                                .bytes = bytes,
-                                                .n_bytes = (uint32_t)record_bytes(m, kind)};
+            record[n++] = (struct store_record){
+                .layer = l,
+                .kind = kind,
+                .bytes = bytes,
+                .n_bytes = (uint32_t)record_bytes(m, l, kind)};
     }
     struct store_chunk chunk = {.key = s->chain.keys[c],
                                 .parent = *chain_parent(&s->chain, c),
@@ -107,7 +108,7 @@ static uint8_t *make_bytes(size_t n)
 
 static int fill(struct profile_scratch *s, const struct model *m, struct err *err)
 {
-    size_t hidden = record_bytes(m, STORE_HIDDEN), kv = record_bytes(m, STORE_KV);
+    size_t hidden = record_bytes(m, 0, STORE_HIDDEN), kv = record_bytes(m, 0, STORE_KV);
     int n_layers = count_layers(m, s->n_dirs), rc = 0;
     size_t chunk = (hidden + kv) * (size_t)n_layers;
     size_t n = SCRATCH_BYTES * (size_t)(s->n_dirs > 0 ? s->n_dirs : 1) / chunk;

@@ -105,7 +105,7 @@ static int look_up(struct hcache *h, const struct keys *k, const struct hcache_c
         store_stats(h->k.store, &st);
         out->stored_tokens = n_hits * STORE_CHUNK_TOKENS;
         out->tier = st.tier;
-        describe_layers(hits, n_hits, h->k.model->cfg.n_layers, out->layers);
+        describe_layers(hits, n_hits, config_n_keeping(&h->k.model->cfg), out->layers);
         store_release(h->k.store, hits, n_hits);
     }
     free(hits);

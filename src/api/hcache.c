@@ -60,7 +60,7 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
 static int check_ahead(const struct hcache_request *r, const struct model *m,
                        struct err *err)
 {
-    struct plan_request mode = {.n_layers = m->cfg.n_layers};
+    struct plan_request mode = {.n_layers = config_n_keeping(&m->cfg)};
     struct save_policy unused;
     int rc = r->plan != NULL ? plan_mode_parse(r->plan, &mode, err) : 0;
     if (rc == 0 && r->plan != NULL)
@@ -398,7 +398,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
                            ? h->k.o.user.max_history
                            : (int64_t)DEFAULT_HISTORY_CONTEXTS * context_of(h),
         .hidden_bytes = model_hidden_bytes(m),
-        .kv_bytes = model_kv_bytes(m),
+        .kv_bytes = model_most_kv_bytes(m),
         .has_tokenizer = h->tokenizer != NULL,
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),
@@ -842,7 +842,7 @@ static int make_request(struct hcache *h, const struct hcache_request *r,
 {
     struct truncation truncation;
     struct save_policy save;
-    struct plan_request mode = {.n_layers = h->k.model->cfg.n_layers};
+    struct plan_request mode = {.n_layers = config_n_keeping(&h->k.model->cfg)};
     int32_t judges[2] = {0};
     int n = 0, rc = check_request(h, r, err);
     if (rc == 0)

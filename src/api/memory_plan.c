@@ -35,15 +35,6 @@ struct needs {
     size_t probes;  /* measurements at the start, before there is a KV cache */
 };
 
-/* Returns how many layers have blocks on a stage. */
-static int layers_of(const struct model *m, int stage)
-{
-    int n = 0;
-    for (int l = 0; l < m->cfg.n_layers; l++)
-        n += model_stage(m, l) == stage && !config_is_recurrent(&m->cfg, l);
-    return n;
-}
-
 /* Returns the bytes of all sequences' states, which are on the one stage of a model that has
  * them. */
 static size_t state_bytes(const struct memory_ask *a)
@@ -59,8 +50,8 @@ static size_t kv_bytes(const struct model *m, int stage, int64_t tokens)
 {
     size_t n_blocks = (size_t)(round_up((uint64_t)tokens, KV_BLOCK_TOKENS) /
                                KV_BLOCK_TOKENS);
-    return n_blocks * (size_t)layers_of(m, stage) *
-           kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
+    return n_blocks * KV_BLOCK_TOKENS * model_all_kv_bytes(m, stage) /
+           (size_t)m->dev->n_ranks;
 }
 
 static struct needs needs_of(const struct memory_ask *a, int stage)
@@ -119,10 +110,10 @@ int64_t memory_plan_kv_tokens(const struct memory_ask *a)
         size_t rest = total_of(&most) + LIBRARY_BYTES;
         budget = unused > rest ? (int64_t)((unused - rest) / 10 * 9) : 0;
     }
-    int64_t most_layers = config_is_hybrid(&m->cfg)
-                              ? layers_of(m, 0)
-                              : (m->cfg.n_layers + m->dev->n_stages - 1) / m->dev->n_stages;
-    int64_t token_bytes = (int64_t)model_kv_bytes(m) / m->dev->n_ranks * most_layers;
+    int64_t token_bytes = 0;
+    for (int k = 0; k < m->dev->n_stages; k++)
+        token_bytes = MAX(token_bytes, (int64_t)model_all_kv_bytes(m, k));
+    token_bytes /= m->dev->n_ranks;
     int64_t fits = budget / token_bytes / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     int64_t want = a->max_seqs * context;
     return want < fits ? want : MAX(fits, context);
@@ -318,7 +309,7 @@ static struct host_needs host_needs_of(const struct memory_ask *a)
     struct host_needs n = {.buffers = a->staging_bytes + a->save_bytes + a->store_bytes};
     if (m->dev->unified) {
         n.weights = m->w.bytes;
-        n.kv = (uint64_t)a->kv_tokens * model_kv_bytes(m) * (uint64_t)m->cfg.n_layers;
+        n.kv = (uint64_t)a->kv_tokens * model_all_kv_bytes(m, -1);
         if (config_is_hybrid(&m->cfg)) /* on one stage */
             n.kv = kv_bytes(m, 0, a->kv_tokens) + state_bytes(a);
     }
@@ -330,7 +321,8 @@ uint64_t memory_plan_dram_bytes(const struct memory_ask *a)
     const uint64_t least = (uint64_t)64 << 20;
     struct sysinfo s;
     const struct model *m = a->model;
-    if ((m->dev->unified && model_kv_bytes(m) <= model_hidden_bytes(m)) || sysinfo(&s) != 0)
+    if ((m->dev->unified && model_most_kv_bytes(m) <= model_hidden_bytes(m)) ||
+        sysinfo(&s) != 0)
         return 0;
     struct host_needs n = host_needs_of(a);
     uint64_t rest = n.weights + n.kv + n.buffers, left = process_memory_left();

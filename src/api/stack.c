@@ -72,9 +72,9 @@ static int open_store(struct stack *k, struct err *err);
 /* Returns the bytes of a chunk with all kinds of records, in a store or in the remote. */
 static size_t chunk_bytes(const struct model *m)
 {
-    size_t layer = round_up(STORE_CHUNK_TOKENS * model_hidden_bytes(m), STORE_ALIGN) +
-                   round_up(STORE_CHUNK_TOKENS * model_kv_bytes(m), STORE_ALIGN);
-    return (size_t)m->cfg.n_layers * layer + STORE_ALIGN;
+    size_t layer = round_up(record_most_bytes(m, STORE_HIDDEN), STORE_ALIGN) +
+                   round_up(record_most_bytes(m, STORE_KV), STORE_ALIGN);
+    return (size_t)config_n_keeping(&m->cfg) * layer + STORE_ALIGN;
 }
 
 /* Returns the size of the store in memory for truncated contexts, used if there is no other
@@ -712,10 +712,11 @@ static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *er
                           .unified = k->dev->unified && o->link_bytes_per_s == 0,
                           .is_group = k->dev->n_stages > 1 || k->dev->n_ranks > 1,
                           .has_store = k->store != NULL,
-                          .has_states = config_is_hybrid(&m->cfg) || m->cfg.both_ways,
+                          .has_states = config_is_hybrid(&m->cfg) || m->cfg.both_ways ||
+                                        m->cfg.v_norm, /* layers differ */
                           .max_seqs = max_sequences(k),
-                          .device_bytes = (uint64_t)k->kv_tokens * model_kv_bytes(m) *
-                                          (uint64_t)m->cfg.n_layers,
+                          .device_bytes = (uint64_t)k->kv_tokens *
+                                          model_all_kv_bytes(m, -1),
                           .host_bytes = o->host_bytes,
                           .weights_s = mean_weights_s(m)};
     int rc = 0;

@@ -51,7 +51,7 @@ int hcache_truncation_check(const struct hcache *h, const struct hcache_truncati
 
 void hcache_save_for_truncation(const struct model *m, struct save_policy *p)
 {
-    for (int l = 1; l < m->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+    for (int l = 1; l < config_n_keeping(&m->cfg) && l < STORE_MAX_LAYERS; l++)
         if (p->kinds[l] == 0)
             p->kinds[l] = SAVE_KV;
 }

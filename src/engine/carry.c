@@ -16,8 +16,9 @@ bool carry_may(const struct device *d)
 bool carry_begin(struct carry *c, const struct model *m, const struct truncation *t)
 {
     CHECK(carry_may(m->dev) && t->context > 0 && c->rows == NULL);
-    *c = (struct carry){.row_bytes = model_kv_bytes(m), .max_rows = t->context};
-    c->rows = mem_try((size_t)m->cfg.n_layers * (size_t)c->max_rows * c->row_bytes);
+    *c = (struct carry){.row_bytes = model_most_kv_bytes(m), .max_rows = t->context};
+    c->rows = mem_try((size_t)config_n_keeping(&m->cfg) * (size_t)c->max_rows *
+                      c->row_bytes);
     return c->rows != NULL;
 }
 
@@ -35,9 +36,9 @@ static uint8_t *row_of(const struct carry *c, int layer, int position)
 
 int carry_take(struct carry *c, struct stream *s, int layer, int position, struct mat rows)
 {
-    size_t n_bytes = (size_t)rows.rows * c->row_bytes;
+    size_t n_bytes = (size_t)(rows.rows * rows.cols) * dtype_bytes(rows.dtype);
     CHECK(rows.ld == rows.cols && position + rows.rows <= c->max_rows);
-    CHECK(c->row_bytes == (size_t)rows.cols * dtype_bytes(rows.dtype));
+    CHECK(n_bytes <= (size_t)rows.rows * c->row_bytes);
     return stream_copy(s, row_of(c, layer, position), rows.data, n_bytes);
 }
 
@@ -63,9 +64,9 @@ static int fill_block(const struct carry *c, const struct model *m, struct strea
         .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     for (int i = 0; i < n; i++)
         pos[i] = first + i;
-    for (int l = 0; rc == 0 && l < m->cfg.n_layers; l++) {
+    for (int l = 0; rc == 0 && l < config_n_keeping(&m->cfg); l++) {
         struct kv_layer kv = kv_pool_layer(pool, l);
-        struct mat rows = mat_of(row_of(c, l, first), m->dtype, n, 2 * model_kv_dim(m));
+        struct mat rows = mat_of(row_of(c, l, first), m->dtype, n, 2 * model_kv_dim(m, l));
         rc = model_kv_fill(m, s, l, &kv, rows, &r);
     }
     return rc;

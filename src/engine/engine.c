@@ -31,9 +31,12 @@ static struct kv_pool_opts pool_opts(const struct engine *e)
 {
     const struct model *m = e->o.model;
     return (struct kv_pool_opts){
-        .n_layers = m->cfg.n_layers,
-        .n_kv = model_rank_kv_heads(m),
+        .n_layers = config_n_keeping(&m->cfg),
+        .n_kv = m->cfg.n_kv_heads / m->dev->n_ranks,
         .d_head = m->cfg.d_head,
+        .local = m->cfg.windowed,
+        .local_n_kv = m->cfg.local_kv_heads,
+        .local_d_head = m->cfg.local_d_head,
         .dtype = m->dtype,
         .recurrent = m->cfg.recurrent,
         .state_bytes = model_state_room(&m->cfg, e->o.most_guesses > 0),
@@ -256,7 +259,7 @@ void engine_stats(const struct engine *e, struct engine_stats *out)
 static bool saves_all(const struct engine *e, const struct request *r)
 {
     bool all = e->o.saver != NULL;
-    for (int l = 1; l < e->o.model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+    for (int l = 1; l < config_n_keeping(&e->o.model->cfg) && l < STORE_MAX_LAYERS; l++)
         all = all && r->save.kinds[l] != 0;
     return all;
 }

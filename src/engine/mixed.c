@@ -33,7 +33,7 @@ void mixed_places(const struct mixed_opts *o, const struct model *m, int max_seq
                   struct places_opts *out)
 {
     int context = blocks_of(m->max_ctx) + 1, all = 0;
-    size_t kv = KV_BLOCK_TOKENS * model_kv_bytes(m);
+    size_t kv = KV_BLOCK_TOKENS * model_kv_bytes(m, 0);
     for (int c = 0; c < PLACES_CLASSES; c++)
         all += o->n[c];
     int n = o->buffer_blocks;
@@ -41,7 +41,7 @@ void mixed_places(const struct mixed_opts *o, const struct model *m, int max_seq
         n = (int)(BUFFER_BYTES / kv) < all ? (int)(BUFFER_BYTES / kv) : all;
     n = MAX(n, context);
     *out = (struct places_opts){.n_layers = m->cfg.n_layers,
-                                .n_kv = model_rank_kv_heads(m),
+                                .n_kv = model_rank_kv_heads(m, 0),
                                 .d_head = m->cfg.d_head,
                                 .n_embd = m->cfg.n_embd,
                                 .dtype = m->dtype,
@@ -64,7 +64,7 @@ static int reserve(struct mixed *x, struct err *err)
     mixed_places(&x->o, m, x->max_seqs, &po);
     int rc = places_init(&x->places, m->dev, &po, err);
     if (rc == 0 && po.n_staging > 0)
-        rc = buf_alloc(m->dev, MEM_DEVICE, (size_t)rows * model_kv_bytes(m), &x->kv_mem,
+        rc = buf_alloc(m->dev, MEM_DEVICE, (size_t)rows * model_kv_bytes(m, 0), &x->kv_mem,
                        err);
     if (rc == 0)
         rc = stream_create(m->dev, STREAM_COPY, &x->link, err);
@@ -79,7 +79,7 @@ static int reserve(struct mixed *x, struct err *err)
         rc = buf_alloc(m->dev, MEM_PINNED, x->o.weights_bytes, &x->weights_host, err);
     if (rc == 0 && x->o.weights_bytes > 0)
         rc = buf_alloc(m->dev, MEM_DEVICE, x->o.weights_bytes, &x->weights, err);
-    x->kv_rows = mat_of(x->kv_mem.ptr, m->dtype, rows, (int64_t)2 * model_rank_kv_dim(m));
+    x->kv_rows = model_kv_rows(m, 0, x->kv_mem.ptr, rows);
     x->pos = xcalloc((size_t)rows, sizeof *x->pos);
     x->seq_row = xcalloc((size_t)x->project_blocks + 1, sizeof *x->seq_row);
     x->tables = xcalloc((size_t)x->project_blocks, sizeof *x->tables);

@@ -101,10 +101,10 @@ static int finish_embedding(struct seq *s, struct stream *stream,
     struct hcache_result *r = &s->out.r;
     double of = m->cfg.pooling == POOLING_MEAN ? s->req->ask.n_prompt : 1;
     struct mat pooled = mat_of(memory->logits.data, DTYPE_F32, 1, m->cfg.n_embd), out;
-    float *to = m->cfg.n_dense > 0 ? pooled.data : r->embedding;
+    float *to = m->cfg.n_behind > 0 ? pooled.data : r->embedding;
     for (int i = 0; i < m->cfg.n_embd; i++)
         to[i] = (float)(s->reading.sum[i] / of);
-    if (m->cfg.n_dense == 0)
+    if (m->cfg.n_behind == 0)
         return 0;
     int rc = model_dense(m, stream, pooled, &out);
     rc = rc == 0 ? stream_sync(stream) : rc;

@@ -119,7 +119,7 @@ int restore_plan_tokens(const struct restore_found *f, int n)
 
 int restore_plan_usable(const struct seq *s, const struct restore_found *f)
 {
-    int n_layers = s->shared->model->cfg.n_layers;
+    int n_layers = config_n_keeping(&s->shared->model->cfg);
     uint8_t stored[STORE_MAX_LAYERS];
     if (f->n_hits == 0)
         return 0;
@@ -173,7 +173,7 @@ static void range_add(const struct restore_phase *g, struct plan_range *range,
 static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     int tier = find_copies(g, hits, n_hits, false);
-    for (int l = 0; l < g->shared->model->cfg.n_layers; l++) {
+    for (int l = 0; l < config_n_keeping(&g->shared->model->cfg); l++) {
         uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
         bool each = true;
         for (int c = 0; c < n_hits; c++) {
@@ -207,7 +207,7 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
                        int n_snapshot, bool is_forced, bool is_ahead)
 {
     const struct model_config *cfg = &g->shared->model->cfg;
-    int n_layers = g->shared->model->cfg.n_layers, n = 0;
+    int n_layers = config_n_keeping(&g->shared->model->cfg), n = 0;
     int dram = find_copies(g, hits, n_hits, is_ahead);
     for (int c = 0; c < n_hits; c++) {
         int tier = g->in_dram[c] ? dram : 0;
@@ -269,7 +269,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
                       const struct restore_plan_ask *ask, int *n_chunks)
 {
     int first = ask->first;
-    struct plan_request req = {.n_layers = g->shared->model->cfg.n_layers,
+    struct plan_request req = {.n_layers = config_n_keeping(&g->shared->model->cfg),
                                .fused = !s->req->restore_first,
                                .fused_tokens = g->o.max_rows,
                                .n_held = (int64_t)first * STORE_CHUNK_TOKENS,
@@ -309,7 +309,7 @@ double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
         return 0;
     if (stairs_need_replay(s))
         return stairs_may_replay(s) ? stairs_replay_s(s, n_tokens) : 0;
-    return g->shared->model->cfg.n_layers *
+    return config_n_keeping(&g->shared->model->cfg) *
            platform_prefill_s(g->o.platform, s->n_done, n_tokens - s->n_done);
 }
 
@@ -452,7 +452,7 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
 {
     const struct model *m = sh->model;
     size_t chunks = (size_t)(m->max_ctx / STORE_CHUNK_TOKENS + 1);
-    size_t layers = (size_t)m->cfg.n_layers;
+    size_t layers = (size_t)config_n_keeping(&m->cfg);
     *g = (struct restore_phase){.o = *o, .shared = sh};
     g->ranges = xcalloc(chunks, sizeof *g->ranges);
     g->masks = xcalloc(chunks, layers);
@@ -577,7 +577,7 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .recompute_s = restore_plan_price_s(g, s, v->n_tokens),
         .recompute_half_s = restore_plan_price_s(g, s,
                                                  s->n_done + (v->n_tokens - s->n_done) / 2),
-        .stair_s = g->shared->model->cfg.n_layers *
+        .stair_s = config_n_keeping(&g->shared->model->cfg) *
                    platform_prefill_s(g->o.platform, view_moved(v),
                                       v->n_tokens - view_moved(v)),
         .restore_s = restore_s(g, v->n_tokens - s->n_done)};
@@ -705,7 +705,8 @@ double restore_phase_believes(const struct restore_phase *g, const struct step_b
             return 0;
         s += platform_prefill_s(g->o.platform, q->n_done, q->n_rows);
     }
-    return s * g->shared->model->cfg.n_layers + platform_ends_s(g->o.platform, b->n_rows);
+    return s * config_n_keeping(&g->shared->model->cfg) +
+           platform_ends_s(g->o.platform, b->n_rows);
 }
 
 void restore_phase_learns(struct restore_phase *g, double believed_s, int64_t ns)
@@ -883,7 +884,7 @@ static void work_beside(struct restore_phase *g, const struct restore_phase_budg
     beside_earn(&g->credit, b->batch_ns, b->free_ns);
     while (beside_may_work(&g->credit) && restore_pipeline_work(g->pipeline, g->credit.ns))
         beside_pay(&g->credit, restore_pipeline_cost_ns(g->pipeline));
-    int n_layers = g->shared->model->cfg.n_layers;
+    int n_layers = config_n_keeping(&g->shared->model->cfg);
     int left = beside_fused_rows(g->fused.n, b->rows_left, n_layers);
     for (int n = 0; left > 0 && fuse(g, left, &n);)
         left -= n;

@@ -158,7 +158,8 @@ void seq_destroy(struct seq *s)
 bool seq_is_saved(const struct seq *s)
 {
     unsigned kinds = 0;
-    for (int l = 0; l < s->shared->model->cfg.n_layers && l < STORE_MAX_LAYERS; l++)
+    for (int l = 0; l < config_n_keeping(&s->shared->model->cfg) && l < STORE_MAX_LAYERS;
+         l++)
         kinds |= s->req->save.kinds[l];
     return s->shared->saver != NULL && kinds != 0;
 }
@@ -197,7 +198,7 @@ int seq_find_known(const struct seq *s, int *n_unused)
 static bool pin_to_continue(struct seq *s, const struct sha256 *key)
 {
     uint8_t stored[STORE_MAX_LAYERS];
-    int n_layers = s->shared->model->cfg.n_layers;
+    int n_layers = config_n_keeping(&s->shared->model->cfg);
     if (!store_pin(s->shared->store, key, &s->pin))
         return false;
     save_stored_kinds(&s->pin.mask, n_layers, stored);

@@ -43,7 +43,7 @@ static void drop(struct restore_phase *g, struct seq *s)
 static double prefill_s(const struct restore_phase *g, const struct seq *s, int n_old)
 {
     const struct platform *p = g->o.platform;
-    return g->shared->model->cfg.n_layers *
+    return config_n_keeping(&g->shared->model->cfg) *
            platform_prefill_s(p, n_old, s->view.n_tokens - n_old);
 }
 

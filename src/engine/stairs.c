@@ -209,7 +209,8 @@ static void choose_carried(struct seq *s)
 {
     int cut = carried_cut(s);
     if (cut > s->stairs.carry.cut)
-        carry_move(&s->stairs.carry, truncation_of(s), s->shared->model->cfg.n_layers);
+        carry_move(&s->stairs.carry, truncation_of(s),
+                   config_n_keeping(&s->shared->model->cfg));
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, cut);
     unpin_all(s);
 }

@@ -83,7 +83,7 @@ static size_t logit_bytes(const struct model *m, int max_rows)
 {
     /* embeddings use the rows, too (reading.h) */
     int32_t width = m->cfg.n_embd;
-    for (int i = 0; i < m->cfg.n_dense; i++)
+    for (int i = 0; i < m->cfg.n_behind; i++)
         width += m->cfg.dense[i];
     width = MAX(m->cfg.vocab_size, width);
     return (size_t)max_rows * (size_t)width * sizeof(float);

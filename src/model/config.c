@@ -167,9 +167,39 @@ static void read_sizes(struct fields *f, struct model_config *c, const char *ffn
         c->n_ffn = need_int(f, ffn_key, 1, MAX_WIDTH);
 }
 
+/* Reads the heads of gemma4's layers with a window, and those of its other layers, which newer
+ * files give for each layer (check_layer_heads). */
+static void read_two_heads(struct fields *f, struct model_config *c)
+{
+    const struct json *layers = NULL;
+    int64_t d = 512, n = c->n_kv_heads;
+    saw(f, "per_layer_config");
+    if (f->rc == 0)
+        f->rc = json_opt_object(f->o, "per_layer_config", &layers, f->err);
+    struct json_iter it = json_begin(layers);
+    bool per_layer = layers != NULL && json_next(&it);
+    c->v_is_k = opt_bool(f, "attention_k_eq_v", false);
+    c->local_d_head = need_int(f, "head_dim", 1, MAX_WIDTH);
+    d = opt_int(f, "global_head_dim", 1, MAX_WIDTH, 512);
+    int32_t of_global = opt_int(f, "num_global_key_value_heads", 1, MAX_WIDTH, (int32_t)n);
+    n = c->v_is_k ? of_global : n;
+    if (f->rc == 0 && per_layer &&
+        ((f->rc = json_opt_int(it.value, "head_dim", 1, MAX_WIDTH, &d, f->err)) != 0 ||
+         (f->rc = json_opt_int(it.value, "num_key_value_heads", 1, MAX_WIDTH, &n,
+                               f->err)) != 0))
+        err_wrap(f->err, "'per_layer_config'");
+    c->d_head = (int32_t)d;
+    c->local_kv_heads = c->n_kv_heads;
+    c->n_kv_heads = (int32_t)n;
+}
+
 /* Reads d_head: the file's value if there is one, else the width divided by the number of heads. */
 static void read_head_dim(struct fields *f, struct model_config *c)
 {
+    if (c->family == FAMILY_GEMMA4) {
+        read_two_heads(f, c);
+        return;
+    }
     c->d_head = opt_int(f, "head_dim", 1, MAX_WIDTH, c->family == FAMILY_GEMMA3 ? 256 : 0);
     if (f->rc != 0 || c->d_head != 0)
         return;
@@ -306,7 +336,8 @@ static void read_factor_list(struct fields *f, const char *key, float *out)
                         ROPE_MAX_FACTORS);
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
         double x;
-        if (!json_real_of(json_at(list, i), &x) || !(x >= 1e-3 && x <= 1e6))
+        if (!json_real_of(json_at(list, i), &x) ||
+            !(x >= 1e-3 && (x <= 1e6 || (float)x == ROPE_STILL)))
             f->rc = err_set(f->err, ERR_FORMAT,
                             "'%s' must be numbers from 0.001 to 1000000", key);
         else
@@ -342,6 +373,20 @@ static void read_scaling_factors(struct fields *f, struct model_config *c)
         read_factor_list(f, "short_factors", c->rope_scaling.short_factors);
 }
 
+/* Reads the rotations of gemma4's layers without a window: all frequencies of a head but the first
+ * ones, the given share of them, stand still. */
+static void read_proportional(struct fields *f, struct model_config *c, double fraction)
+{
+    int32_t half = c->d_head / 2, n = (int32_t)(fraction * c->d_head / 2);
+    if (opt_real(f, "factor", 1) != 1)
+        refuse(f, "factor", "other than 1 is not supported here");
+    if (n >= half)
+        return;
+    c->rope_scaling.kind = ROPE_SCALING_FACTORS;
+    for (int i = 0; i < half && i < ROPE_MAX_FACTORS; i++)
+        c->rope_scaling.factors[i] = i < n ? 1 : ROPE_STILL;
+}
+
 /* Reads the object `key`: "rope_scaling", or in newer files "rope_parameters", which also holds
  * rope_theta and partial_rotary_factor. */
 static void read_rope_object(struct fields *f, struct model_config *c, const char *key,
@@ -375,7 +420,11 @@ static void read_rope_object(struct fields *f, struct model_config *c, const cha
                       opt_int(f, "original_max_position_embeddings", 1, MAX_CTX, 0));
     else if (in.rc == 0 && strcmp(type, "factors") == 0)
         read_scaling_factors(&in, c);
-    else if (in.rc == 0 && strcmp(type, "default") != 0)
+    else if (in.rc == 0 && strcmp(type, "proportional") == 0 &&
+             c->family == FAMILY_GEMMA4) {
+        read_proportional(&in, c, *fraction);
+        *fraction = 1;
+    } else if (in.rc == 0 && strcmp(type, "default") != 0)
         in.rc = err_set(in.err, ERR_UNSUPPORTED,
                         "RoPE scaling of type '%s' is not supported", type);
     if (c->attn_gated) { /* qwen: all coordinates of a token of text are its position */
@@ -439,7 +488,8 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
         refuse(f, "rope_scaling", "stands beside 'rope_parameters': remove one of them");
     struct written_scaling written = {0};
     read_rope_object(f, c, "rope_scaling", &fraction, &written);
-    bool kinds = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3;
+    bool kinds = c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3 ||
+                 c->family == FAMILY_GEMMA4;
     if (!kinds || !read_rope_kinds(f, c, &fraction, &written))
         read_rope_object(f, c, "rope_parameters", &fraction, &written);
     if (f->rc != 0)
@@ -666,6 +716,81 @@ static float read_cap(struct fields *f, const char *key, double dflt)
     if (f->rc == 0 && !(isfinite(cap) && cap >= 0))
         f->rc = err_set(f->err, ERR_FORMAT, "'%s' must not be negative", key);
     return (float)cap;
+}
+
+/* Checks that layers without a window, and they alone, have the heads of "per_layer_config". */
+static void check_layer_heads(struct fields *f, const struct model_config *c)
+{
+    const struct json *layers = json_member(f->o, "per_layer_config");
+    if (json_kind(layers) != JSON_KIND_OBJECT || c->local_d_head == 0)
+        return;
+    for (int l = 0; f->rc == 0 && l < c->n_layers; l++) {
+        char key[16];
+        int64_t d = c->local_d_head, n = c->local_kv_heads;
+        snprintf(key, sizeof key, "%d", l);
+        const struct json *one = json_member(layers, key);
+        (void)json_int_of(json_member(one, "head_dim"), &d);
+        (void)json_int_of(json_member(one, "num_key_value_heads"), &n);
+        if (d != config_d_head(c, l) || n != config_kv_heads(c, l))
+            refuse(f, "per_layer_config",
+                   "heads that differ from those of other layers of the same kind are not "
+                   "supported");
+    }
+}
+
+/* Reads the experts that gemma4's layers may have beside their MLPs. */
+static void read_experts_beside(struct fields *f, struct model_config *c)
+{
+    c->dense_beside = opt_bool(f, "enable_moe_block", false);
+    saw(f, "num_experts");
+    saw(f, "top_k_experts");
+    saw(f, "moe_intermediate_size");
+    if (!c->dense_beside)
+        return;
+    c->n_dense_ffn = c->n_ffn;
+    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    c->n_experts = need_int(f, "num_experts", 1, MODEL_MAX_EXPERTS);
+    c->n_experts_used = need_int(f, "top_k_experts", 1, MODEL_MAX_EXPERTS_USED);
+    if (f->rc == 0 && c->n_experts_used > c->n_experts)
+        refuse(f, "top_k_experts", "is more than the experts");
+    if (c->wide_reading)
+        refuse(f, "use_double_wide_mlp", "is not supported beside experts");
+}
+
+static void read_gemma4(struct fields *f, struct model_config *c)
+{
+    if (is_null(f, "rope_parameters") && is_null(f, "rope_scaling"))
+        refuse(f, "rope_parameters", "is missing");
+    read_gemma(f, c);
+    c->rope_local_theta = c->rope_local_theta > 0
+                              ? c->rope_local_theta
+                              : (double)opt_factor(f, "rope_local_base_freq", 10000);
+    c->logit_cap = read_cap(f, "final_logit_softcapping", 0);
+    if (!is_null(f, "use_bidirectional_attention") &&
+        strcmp(opt_string(f, "use_bidirectional_attention", ""), "vision") != 0)
+        refuse(f, "use_bidirectional_attention", "only vision is supported");
+    read_spread_windows(f, c, 6);
+    if (f->rc == 0 && layer_set_has(&c->windowed, c->n_layers - 1))
+        refuse(f, "layer_types", "the last layer must see all tokens");
+    check_layer_heads(f, c);
+    bool other = c->local_d_head != c->d_head || c->local_kv_heads != c->n_kv_heads;
+    if (!other || c->sliding_window == 0)
+        c->local_d_head = c->local_kv_heads = 0;
+    c->n_reading = opt_int(f, "num_kv_shared_layers", 0, c->n_layers - 1, 0);
+    for (int l = config_n_keeping(c); f->rc == 0 && l < c->n_layers; l++)
+        if (layer_set_has(&c->windowed, config_kv_layer(c, l)) !=
+            layer_set_has(&c->windowed, l))
+            refuse(f, "num_kv_shared_layers", "leaves layers without K and V to read");
+    c->wide_reading = opt_bool(f, "use_double_wide_mlp", false) && c->n_reading > 0;
+    read_experts_beside(f, c);
+    c->n_layer_embd = opt_int(f, "hidden_size_per_layer_input", 0, MAX_WIDTH,
+                              json_member(f->o, "hidden_size_per_layer_input") == NULL ? 256
+                                                                                       : 0);
+    saw(f, "vocab_size_per_layer_input");
+    if (c->n_layer_embd > 0)
+        must_be_int(f, "vocab_size_per_layer_input", c->vocab_size);
+    if (f->rc == 0 && c->n_layer_embd % 16 != 0)
+        refuse(f, "hidden_size_per_layer_input", "must be a multiple of 16");
 }
 
 static void read_gemma2(struct fields *f, struct model_config *c)
@@ -1031,6 +1156,7 @@ static const struct {
     [FAMILY_MINISTRAL3] = {"ministral3", "Ministral3ForCausalLM", read_ministral3},
     [FAMILY_GLM4_MOE] = {"glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     [FAMILY_LFM2] = {"lfm2", "Lfm2ForCausalLM", read_lfm2},
+    [FAMILY_GEMMA4] = {"gemma4_text", "Gemma4ForCausalLM", read_gemma4},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };
@@ -1087,7 +1213,7 @@ static void read_family(struct fields *f, enum model_family *out)
             return;
         }
     }
-    char known[400];
+    char known[480];
     families_text(known, sizeof known);
     f->rc = err_set(
         f->err, ERR_UNSUPPORTED,
@@ -1159,6 +1285,15 @@ static int read_eos(struct model_config *c, const struct json *o, struct err *er
 
 static void check_sizes(struct fields *f, const struct model_config *c)
 {
+    if (f->rc != 0)
+        return;
+    struct model_config local = *c;
+    if (c->local_d_head > 0) {
+        local.n_kv_heads = c->local_kv_heads;
+        local.d_head = local.d_rope = c->local_d_head;
+        local.local_d_head = 0;
+        check_sizes(f, &local);
+    }
     if (f->rc != 0)
         return;
     if (c->n_heads % c->n_kv_heads != 0)
@@ -1252,7 +1387,7 @@ static void read_dense(struct fields *f, struct model_config *c)
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
         if (!json_int_of(json_at(list, i), &width) || width < 1 || width > MAX_WIDTH)
             refuse(f, "hcache_dense", "must be a list of widths");
-        c->dense[c->n_dense++] = (int32_t)width;
+        c->dense[c->n_behind++] = (int32_t)width;
     }
 }
 
@@ -1279,13 +1414,14 @@ static void read_common(struct fields *f, struct model_config *c)
 }
 
 /* Returns the description of the text part: an object of its own in a model that also sees
- * (gemma3, qwen3_5, mistral3), else the whole file. */
+ * (gemma3, gemma4, qwen3_5, mistral3), else the whole file. */
 static const struct json *text_part(const struct json *root)
 {
     const char *type = json_string_of(json_member(root, "model_type"), NULL);
     const struct json *part = json_member(root, "text_config");
-    static const char *const sees[] = {"gemma3", "qwen3_5", "qwen3_5_moe", "mistral3"};
-    for (int i = 0; i < 4; i++)
+    static const char *const sees[] = {"gemma3", "gemma4", "qwen3_5", "qwen3_5_moe",
+                                       "mistral3"};
+    for (int i = 0; i < 5; i++)
         if (type != NULL && strcmp(type, sees[i]) == 0 &&
             json_kind(part) == JSON_KIND_OBJECT)
             return part;
@@ -1304,7 +1440,7 @@ static void read_around(struct fields *f, const struct json *root, struct model_
     if (!is_null(&around, "quantization_config"))
         refuse(&around, "quantization_config", "quantized checkpoints are not supported");
     /* In a model with a vision part, transformers obeys the outer field. */
-    if (c->family != FAMILY_GEMMA3)
+    if (c->family != FAMILY_GEMMA3 && c->family != FAMILY_GEMMA4)
         c->tie_word_embeddings = opt_bool(&around, "tie_word_embeddings",
                                           !family_is_hybrid(c->family) &&
                                               c->tie_word_embeddings);

@@ -56,6 +56,7 @@ enum model_family {
     FAMILY_MINISTRAL3,
     FAMILY_GLM4_MOE,
     FAMILY_LFM2,
+    FAMILY_GEMMA4,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -123,7 +124,10 @@ enum rope_scaling_kind {
     ROPE_SCALING_FACTORS = 2, /* the number is part of config_state_text */
 };
 
-enum { ROPE_MAX_FACTORS = 128 };
+enum { ROPE_MAX_FACTORS = 256 };
+
+/* Factor of a frequency that does not rotate, as GGUF files write it. */
+#define ROPE_STILL 1e30f
 
 /* Frequency i of the rotation is divided by factors[i].  The scalings of a folder (linear, Llama
  * 3.1's, YaRN, LongRoPE) are converted to factors when they are read, so that a folder and its GGUF
@@ -154,6 +158,11 @@ struct model_config {
     int32_t n_heads;    /* number of query heads */
     int32_t n_kv_heads; /* key/value heads; n_heads is a multiple of it */
     int32_t d_head;     /* width of a head; need not be n_embd / n_heads (qwen3, gemma) */
+    /* n_kv_heads and d_head of layers with the window (gemma4); 0: those of the other layers */
+    int32_t local_kv_heads, local_d_head;
+    /* The last n layers have no K and V: each reads those of the last layer before them that has
+     * its kind of window (gemma4). */
+    int32_t n_reading;
     int32_t n_ffn; /* width of the MLP's hidden layer; of one expert's, if there are any */
     int32_t
         n_experts; /* MLPs of a layer, of which a router chooses; 0: one MLP, no router */
@@ -163,6 +172,12 @@ struct model_config {
     bool shared_is_gated; /* its result is multiplied by the sigmoid of a gate */
     /* The first layers that have one MLP in place of experts, and its width. */
     int32_t n_dense_layers, n_dense_ffn;
+    /* Layers have an MLP of n_dense_ffn and experts beside it, each with norms of its own, and the
+     * router has factors for its input and for the chosen experts' weights (gemma4). */
+    bool dense_beside;
+    bool wide_reading; /* the MLPs of the n_reading layers have 2 * n_ffn columns */
+    /* Each token has an embedding of so many numbers for every layer (gemma4); 0: it has none. */
+    int32_t n_layer_embd;
     int32_t n_guessing; /* layers behind the last that guess tokens and are not used */
     int32_t vocab_size;
     int32_t max_ctx; /* context length for which the model was made, in tokens */
@@ -207,6 +222,9 @@ struct model_config {
     float attn_scale;        /* factor of scores; 0: 1 / sqrt(d_head) */
     float attn_cap;  /* a score s becomes cap * tanh(s / cap) (gemma2); 0: it stays */
     bool attn_sinks; /* heads have a score that only enters the sum (attention_rule) */
+    bool v_norm;     /* RMS norm of each head of V, without weights */
+    bool v_is_k;     /* in layers without the window, W_v is W_k */
+    bool out_scaled; /* each layer's result is multiplied by a number of its own */
     /* W_q has rows for a gate, too: attention's result is multiplied by its sigmoid. */
     bool attn_gated;
     /* A token also sees those behind it, so the model makes embeddings alone (attention_rule). */
@@ -257,7 +275,7 @@ struct model_config {
 
     enum pooling pooling;
     /* Linear layers behind the pooling: their number, and the width of each one's result. */
-    int32_t n_dense;
+    int32_t n_behind;
     int32_t dense[CONFIG_MAX_DENSE];
 };
 
@@ -305,6 +323,42 @@ static inline int32_t config_window(const struct model_config *c, int l)
     return layer_set_has(&c->windowed, l) ? c->sliding_window : 0;
 }
 
+/* Returns the number of K/V heads of layer l, and the width of its heads. */
+static inline int32_t config_kv_heads(const struct model_config *c, int l)
+{
+    return c->local_kv_heads > 0 && layer_set_has(&c->windowed, l) ? c->local_kv_heads
+                                                                   : c->n_kv_heads;
+}
+static inline int32_t config_d_head(const struct model_config *c, int l)
+{
+    return c->local_d_head > 0 && layer_set_has(&c->windowed, l) ? c->local_d_head
+                                                                 : c->d_head;
+}
+/* Returns the width of K, and of V, in the layer where they are widest. */
+static inline int32_t config_most_kv_dim(const struct model_config *c)
+{
+    int32_t n = c->n_kv_heads * c->d_head, local = c->local_kv_heads * c->local_d_head;
+    return n > local ? n : local;
+}
+/* Returns how many layers have K and V, or a state, of their own: the first ones. */
+static inline int config_n_keeping(const struct model_config *c)
+{
+    return c->n_layers - c->n_reading;
+}
+/* Returns the layer whose K and V layer l reads. */
+static inline int config_kv_layer(const struct model_config *c, int l)
+{
+    int of = l < config_n_keeping(c) ? l : config_n_keeping(c) - 1;
+    while (of > 0 && layer_set_has(&c->windowed, of) != layer_set_has(&c->windowed, l))
+        of--;
+    return of;
+}
+/* Returns the width of the hidden layer of layer l's MLP, or of one of its experts. */
+static inline int32_t config_ffn(const struct model_config *c, int l)
+{
+    return c->wide_reading && l >= config_n_keeping(c) ? 2 * c->n_ffn : c->n_ffn;
+}
+
 /* Returns whether layer l is recurrent; whether any layer is. */
 static inline bool config_is_recurrent(const struct model_config *c, int l)
 {
@@ -318,7 +372,7 @@ static inline bool config_is_hybrid(const struct model_config *c)
 /* Returns the length of the model's embeddings. */
 static inline int32_t config_embedding_width(const struct model_config *c)
 {
-    return c->n_dense > 0 ? c->dense[c->n_dense - 1] : c->n_embd;
+    return c->n_behind > 0 ? c->dense[c->n_behind - 1] : c->n_embd;
 }
 
 /* Returns whether layer l has experts. */

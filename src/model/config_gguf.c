@@ -24,7 +24,7 @@
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
     "gemma3, gemma-embedding, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, "        \
     "qwen3next, cohere2, "                                                                 \
-    "mistral3, glm4moe, lfm2"
+    "mistral3, glm4moe, lfm2, gemma4"
 
 const char *config_gguf_families(void)
 {
@@ -72,6 +72,9 @@ static const struct gguf_value *look(struct meta *m, const char *key)
 {
     char full[160];
     snprintf(full, sizeof full, "%s.%s", m->arch, key);
+    for (int i = 0; i < m->n_read; i++)
+        if (strcmp(m->read[i], key) == 0)
+            return gguf_find(m->g, full);
     CHECK((size_t)m->n_read < sizeof m->read / sizeof m->read[0]);
     m->read[m->n_read++] = key;
     return gguf_find(m->g, full);
@@ -98,6 +101,19 @@ static int32_t integer(struct meta *m, const char *key, int32_t dflt)
     for (uint64_t i = 1; m->rc == 0 && i < v->n; i++)
         if (!gguf_int(v, i, &other) || other != n)
             refuse(m, key, "differs from layer to layer, which is not supported");
+    return (int32_t)n;
+}
+
+/* Reads the integer of layer l from an array with one for each layer, or the only one. */
+static int32_t integer_of(struct meta *m, const char *key, int l, int32_t dflt)
+{
+    const struct gguf_value *v = look(m, key);
+    int64_t n = dflt;
+    if (m->rc == 0 && v != NULL &&
+        ((v->is_array && v->n <= (uint64_t)l) ||
+         !gguf_int(v, v->is_array ? (uint64_t)l : 0, &n) || n < 0 || n > INT32_MAX))
+        m->rc = err_set(m->err, ERR_FORMAT, "'%s.%s' must be numbers from 0 to %d", m->arch,
+                        key, INT32_MAX);
     return (int32_t)n;
 }
 
@@ -227,9 +243,10 @@ static void read_positions(struct meta *m, struct model_config *c)
 {
     c->rope_theta = real(m, "rope.freq_base", 10000);
     c->d_rope = integer(m, "rope.dimension_count", c->d_head);
-    if (m->rc == 0 && (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > 256))
+    if (m->rc == 0 &&
+        (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > ATTENTION_MAX_D_HEAD))
         refuse(m, "rope.dimension_count",
-               "must be from 2 to the dimensions of a head, which are at most 256");
+               "must be from 2 to the dimensions of a head, which are at most 512");
     /* The converter that makes GGUF files permutes the rows of whole heads. This cannot be undone
      * for heads of which only a part is rotated. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
@@ -271,9 +288,15 @@ static void read_sizes(struct meta *m, struct model_config *c)
     c->n_layers -= c->n_guessing;
     c->n_embd = integer(m, "embedding_length", -1);
     c->n_heads = integer(m, "attention.head_count", -1);
-    read_kv_heads(m, c);
     bool of_experts = c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT;
-    c->n_ffn = integer(m, "feed_forward_length", of_experts ? 0 : -1);
+    if (c->family == FAMILY_GEMMA4) { /* read_gemma4 checks the other layers */
+        c->n_kv_heads = integer_of(m, "attention.head_count_kv", c->n_layers - 1,
+                                   c->n_heads);
+        c->n_ffn = integer_of(m, "feed_forward_length", 0, 0);
+    } else {
+        read_kv_heads(m, c);
+        c->n_ffn = integer(m, "feed_forward_length", of_experts ? 0 : -1);
+    }
     c->max_ctx = integer(m, "context_length", -1);
     if (m->rc == 0 && (c->n_heads < 1 || c->n_kv_heads < 1 || c->n_embd < 1))
         refuse(m, "attention.head_count", "and the width must be positive");
@@ -344,12 +367,51 @@ static void read_glm4_moe(struct meta *m, struct model_config *c, int32_t n_mlp)
         refuse(m, "expert_gating_func", "other than 2 (sigmoid) is not supported");
 }
 
+/* Reads Gemma 4, whose layers with a window have heads of their own.  In layers without one W_k is
+ * W_v if the file has no W_v. */
+static void read_gemma4(struct meta *m, struct model_config *c, int32_t n_mlp)
+{
+    char name[64];
+    int local = 0, full;
+    c->embed_scale = sqrtf((float)c->n_embd);
+    c->rope_local_theta = real(m, "rope.freq_base_swa", 10000);
+    c->logit_cap = (float)real(m, "final_logit_softcapping", 0);
+    read_window_layers(m, c, 6);
+    c->local_d_head = integer(m, "attention.key_length_swa", -1);
+    if (integer(m, "attention.value_length_swa", c->local_d_head) != c->local_d_head ||
+        integer(m, "rope.dimension_count_swa", c->local_d_head) != c->local_d_head)
+        refuse(m, "attention.key_length_swa", "differs from V's, or from what is rotated");
+    c->n_reading = integer(m, "attention.shared_kv_layers", 0);
+    c->n_layer_embd = integer(m, "embedding_length_per_layer_input", 0);
+    if (m->rc != 0 || c->n_layers < 1 || c->n_layers > LAYER_SET_MAX)
+        return;
+    while (local + 1 < c->n_layers && !layer_set_has(&c->windowed, local))
+        local++;
+    c->local_kv_heads = integer_of(m, "attention.head_count_kv", local, c->n_heads);
+    full = layer_set_last_out(&c->windowed, config_n_keeping(c));
+    snprintf(name, sizeof name, "blk.%d.attn_v.weight", full);
+    c->v_is_k = gguf_files_find(m->files, name, NULL) == NULL;
+    c->dense_beside = c->n_experts > 0;
+    c->n_dense_ffn = c->dense_beside ? n_mlp : 0;
+    int32_t last = integer_of(m, "feed_forward_length", c->n_layers - 1, n_mlp);
+    c->wide_reading = c->n_reading > 0 && last == 2 * n_mlp;
+    for (int l = 0; m->rc == 0 && l < c->n_layers; l++) {
+        int32_t ffn = c->wide_reading && l >= config_n_keeping(c) ? 2 * n_mlp : n_mlp;
+        if (integer_of(m, "attention.head_count_kv", l, c->n_heads) !=
+            config_kv_heads(c, l))
+            refuse(m, "attention.head_count_kv", "differs among layers of one kind");
+        if (integer_of(m, "feed_forward_length", l, n_mlp) != ffn)
+            refuse(m, "feed_forward_length", "differs among layers of one kind");
+    }
+}
+
 /* Reads the experts, which make a llama file one of Mixtral. */
 static void read_experts(struct meta *m, struct model_config *c)
 {
     bool own_width = c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS ||
                      c->family == FAMILY_GLM4_MOE || c->family == FAMILY_QWEN3_5_MOE ||
-                     c->family == FAMILY_QWEN3_NEXT;
+                     c->family == FAMILY_QWEN3_NEXT ||
+                     (c->family == FAMILY_GEMMA4 && integer(m, "expert_count", 0) > 0);
     c->n_experts = integer(m, "expert_count", 0);
     c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
     if (c->n_experts > 0 && c->family == FAMILY_LLAMA)
@@ -362,6 +424,8 @@ static void read_experts(struct meta *m, struct model_config *c)
         refuse(m, "expert_count", "is not supported in this architecture");
     if (c->family == FAMILY_GLM4_MOE)
         read_glm4_moe(m, c, n_mlp);
+    if (c->family == FAMILY_GEMMA4)
+        read_gemma4(m, c, n_mlp);
 }
 
 static void read_gemma(struct meta *m, struct model_config *c)
@@ -398,7 +462,7 @@ static void read_gemma_embedding(struct meta *m, struct model_config *c)
         const struct gguf_tensor *t = gguf_files_find(m->files, dense[i], NULL);
         if (t == NULL || t->n_dims != 2 || t->shape[0] > INT32_MAX)
             break;
-        c->dense[c->n_dense++] = (int32_t)t->shape[0];
+        c->dense[c->n_behind++] = (int32_t)t->shape[0];
     }
 }
 
@@ -525,6 +589,7 @@ static const struct arch {
     {"mistral3", FAMILY_MINISTRAL3, 0, read_ministral3},
     {"glm4moe", FAMILY_GLM4_MOE, 0, NULL},
     {"lfm2", FAMILY_LFM2, 0, read_lfm2},
+    {"gemma4", FAMILY_GEMMA4, 6, NULL},
 };
 
 static void read_family(struct meta *m, const struct arch *a, struct model_config *c)

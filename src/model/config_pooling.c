@@ -113,9 +113,9 @@ static int read_dense(const char *dir, const char *path, struct model_config *io
              json_int_of(json_member(o, "out_features"), &out) &&
              strcmp(kind_of(o, "activation_function"), "Identity") == 0 &&
              in == config_embedding_width(io) && out > 0 && out <= DENSE_MAX_WIDTH &&
-             io->n_dense < CONFIG_MAX_DENSE;
+             io->n_behind < CONFIG_MAX_DENSE;
     if (*known)
-        io->dense[io->n_dense++] = (int32_t)out;
+        io->dense[io->n_behind++] = (int32_t)out;
     json_free(o);
     free(name);
     return rc;

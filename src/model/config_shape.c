@@ -64,6 +64,13 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->qk_norm = QK_NORM_HEADS;
         c->act = ACT_GELU_TANH;
         break;
+    case FAMILY_GEMMA4:
+        c->norm_place = NORMS_AROUND;
+        c->qk_norm = QK_NORM_HEADS;
+        c->act = ACT_GELU_TANH;
+        c->attn_scale = 1;
+        c->v_norm = c->out_scaled = c->experts_normed = true;
+        break;
     case FAMILY_GEMMA2:
         c->norm_place = NORMS_AROUND;
         c->norm = NORM_RMS_PLUS_ONE;
@@ -352,35 +359,56 @@ static int64_t recurrent_params(const struct model_config *c)
            r->d_v + v * d;
 }
 
+/* Returns the parameters of layer l's attention. */
+static int64_t attention_params(const struct model_config *c, int l)
+{
+    const int64_t d = c->n_embd, d_head = config_d_head(c, l), q = c->n_heads * d_head,
+                  kv = config_kv_heads(c, l) * d_head;
+    bool reads = l >= config_n_keeping(c);
+    int n_kv = reads ? 0 : c->v_is_k && !layer_set_has(&c->windowed, l) ? 1 : 2;
+    int64_t norms = c->qk_norm == QK_NORM_HEADS ? (reads ? 1 : 2) * d_head
+                    : c->qk_norm == QK_NORM_ALL ? q + kv
+                                                : 0;
+    return linear(d, c->attn_gated ? 2 * q : q, c->qkv_bias) +
+           n_kv * linear(d, kv, c->qkv_bias) + linear(q, d, c->attn_out_bias) + norms +
+           (c->attn_sinks ? c->n_heads : 0);
+}
+
+/* Returns the parameters of layer l's MLPs, with the router. */
+static int64_t mlp_params(const struct model_config *c, int l)
+{
+    const int64_t d = c->n_embd, n_ffn = config_ffn(c, l), dense = 3 * d * c->n_dense_ffn;
+    int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, n_ffn, c->mlp_bias) +
+                  linear(n_ffn, d, c->mlp_bias);
+    if (c->n_experts == 0)
+        return mlp;
+    if (!config_has_experts(c, l))
+        return dense;
+    mlp = c->n_experts * (mlp + linear(d, 1, c->router_bias)); /* a row of the router */
+    mlp += 3 * d * c->n_shared_ffn + (c->shared_is_gated ? d : 0);
+    return c->dense_beside ? mlp + dense + 4 * d + c->n_experts : mlp;
+}
+
 int64_t config_params(const struct model_config *c)
 {
     const int64_t d = c->n_embd, norm = c->norm == NORM_LAYER ? 2 * d : d;
-    const int64_t q = (int64_t)c->n_heads * c->d_head,
-                  kv = (int64_t)c->n_kv_heads * c->d_head;
-    const int64_t qk_norms = c->qk_norm == QK_NORM_HEADS ? 2 * c->d_head
-                             : c->qk_norm == QK_NORM_ALL ? q + kv
-                                                         : 0;
     const int n_norms = c->block == BLOCK_PARALLEL      ? 1
                         : c->norm_place == NORMS_AROUND ? 4
                                                         : 2;
-    int64_t attn = linear(d, c->attn_gated ? 2 * q : q, c->qkv_bias) +
-                   2 * linear(d, kv, c->qkv_bias) + linear(q, d, c->attn_out_bias) +
-                   qk_norms;
-    int64_t mlp = (c->mlp_gated ? 2 : 1) * linear(d, c->n_ffn, c->mlp_bias) +
-                  linear(c->n_ffn, d, c->mlp_bias);
-    if (c->n_experts > 0)
-        mlp = c->n_experts * (mlp + linear(d, 1, c->router_bias)); /* a row of the router */
-    mlp += 3 * d * c->n_shared_ffn + (c->shared_is_gated ? d : 0);
-    int64_t total = c->n_layers * (mlp + n_norms * norm) + norm + c->vocab_size * d;
-    total += c->n_dense_layers * (3 * d * c->n_dense_ffn - mlp);
+    int64_t total = c->n_layers * n_norms * norm + norm + c->vocab_size * d;
     for (int l = 0; l < c->n_layers; l++)
-        total += config_is_recurrent(c, l) ? recurrent_params(c)
-                                           : attn + (c->attn_sinks ? c->n_heads : 0);
+        total += mlp_params(c, l) +
+                 (config_is_recurrent(c, l) ? recurrent_params(c) : attention_params(c, l));
+    if (c->n_layer_embd >
+        0) /* the table, the products with a token's embedding, and each layer's */
+        total += c->n_layers * (c->n_layer_embd * (c->vocab_size + 3 * d) + d) +
+                 c->n_layer_embd;
+    total += c->out_scaled ? c->n_layers : 0;
     if (!c->tie_word_embeddings)
         total += c->vocab_size * d;
     if (c->head_bias)
         total += c->vocab_size;
-    for (int i = 0; i < c->n_dense; i++)
+    for (int i = 0; i < c->n_behind; i++)
         total += (i == 0 ? d : c->dense[i - 1]) * c->dense[i];
     if (c->position == POSITION_LEARNED)
         total += ((int64_t)c->max_ctx + c->position_offset) * d;

@@ -10,7 +10,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 1616 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 2656 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -79,6 +79,14 @@ static void add_more(struct textbuf *b, const struct model_config *c)
         {"score cap", (double)c->attn_cap, 0},
         {"logit cap", (double)c->logit_cap, 0},
         {"sinks", c->attn_sinks, 0},
+        {"local kv heads", c->local_kv_heads, 0},
+        {"local head", c->local_d_head, 0},
+        {"reading", c->n_reading, 0},
+        {"wide", c->wide_reading, 0},
+        {"beside experts", c->dense_beside, 0},
+        {"layer embedding", c->n_layer_embd, 0},
+        {"v norm", c->v_norm, 0},
+        {"v is k", c->v_is_k, 0},
         {"both ways", c->both_ways, 0},
         {"router bias", c->router_bias, 0},
         {"shared expert", c->n_shared_ffn, 0},

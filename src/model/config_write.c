@@ -29,9 +29,9 @@ static void put_common(struct json *o, const struct model_config *c)
         json_put_string(o, "hcache_pooling", pooling_name(c->pooling));
     if (c->has_no_head)
         json_put_bool(o, "hcache_no_head", true);
-    if (c->n_dense > 0) {
+    if (c->n_behind > 0) {
         struct json *dense = json_new_array();
-        for (int i = 0; i < c->n_dense; i++)
+        for (int i = 0; i < c->n_behind; i++)
             json_push_int(dense, c->dense[i]);
         json_put(o, "hcache_dense", dense);
     }
@@ -144,6 +144,27 @@ static void put_gemma3(struct json *o, const struct model_config *c)
         json_put_bool(o, "use_bidirectional_attention", true);
 }
 
+static void put_gemma4(struct json *o, const struct model_config *c)
+{
+    bool two = c->local_d_head > 0;
+    json_put_int(o, "num_key_value_heads", two ? c->local_kv_heads : c->n_kv_heads);
+    json_put_int(o, "head_dim", two ? c->local_d_head : c->d_head);
+    json_put_int(o, "global_head_dim", c->d_head);
+    json_put_int(o, "num_global_key_value_heads", c->n_kv_heads);
+    json_put_bool(o, "attention_k_eq_v", c->v_is_k);
+    json_put_int(o, "num_kv_shared_layers", c->n_reading);
+    json_put_bool(o, "use_double_wide_mlp", c->wide_reading);
+    json_put_int(o, "hidden_size_per_layer_input", c->n_layer_embd);
+    json_put_int(o, "vocab_size_per_layer_input", c->vocab_size);
+    json_put_real(o, "final_logit_softcapping", (double)c->logit_cap);
+    json_put_bool(o, "enable_moe_block", c->dense_beside);
+    if (c->dense_beside) {
+        json_put_int(o, "num_experts", c->n_experts);
+        json_put_int(o, "top_k_experts", c->n_experts_used);
+        json_put_int(o, "moe_intermediate_size", c->n_ffn);
+    }
+}
+
 static void put_granite(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "embedding_multiplier", (double)c->embed_scale);
@@ -155,16 +176,21 @@ static void put_granite(struct json *o, const struct model_config *c)
 
 static void put_llama_like(struct json *o, const struct model_config *c)
 {
-    json_put_int(o, "intermediate_size", c->n_dense_layers > 0 ? c->n_dense_ffn : c->n_ffn);
-    json_put_int(o, "num_key_value_heads", c->n_kv_heads);
-    json_put_int(o, "head_dim", c->d_head);
+    bool is_gemma4 = c->family == FAMILY_GEMMA4;
+    json_put_int(o, "intermediate_size", c->n_dense_ffn > 0 ? c->n_dense_ffn : c->n_ffn);
+    if (is_gemma4) {
+        put_gemma4(o, c);
+    } else {
+        json_put_int(o, "num_key_value_heads", c->n_kv_heads);
+        json_put_int(o, "head_dim", c->d_head);
+    }
     json_put_real(o,
                   c->family == FAMILY_LFM2 ? "norm_eps"
                   : c->norm < NORM_LAYER   ? "rms_norm_eps"
                                            : "layer_norm_eps",
                   c->norm_eps);
     json_put_string(o,
-                    c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2
+                    c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2 || is_gemma4
                         ? "hidden_activation"
                         : "hidden_act",
                     c->act == ACT_GELU_TANH ? "gelu_pytorch_tanh" : "silu");
@@ -176,7 +202,7 @@ static void put_llama_like(struct json *o, const struct model_config *c)
         if (c->sliding_window != 0)
             put_layer_types(o, c);
     }
-    if (c->n_experts > 0)
+    if (c->n_experts > 0 && !is_gemma4)
         put_experts(o, c);
     if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_GEMMA2)
         put_gemma3(o, c);
@@ -188,7 +214,7 @@ static void put_llama_like(struct json *o, const struct model_config *c)
         json_put_bool(o, "attention_bias", true);
     if (c->family == FAMILY_GEMMA3 || c->family == FAMILY_OLMO3 ||
         c->family == FAMILY_GPT_OSS || c->family == FAMILY_GEMMA2 ||
-        c->family == FAMILY_COHERE2) {
+        c->family == FAMILY_COHERE2 || is_gemma4) {
         if (c->rope_local_theta > 0 && !c->rope_local_only)
             json_put_real(o, "rope_local_base_freq", c->rope_local_theta);
         if (c->sliding_window != 0)

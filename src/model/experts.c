@@ -94,9 +94,7 @@ void experts_choose(const struct model_config *c, const float *numbers, const fl
 
 /* --- the MLPs --------------------------------------------------------------------------------- */
 
-/* Returns the matrix of expert e in w, which holds n rows for each expert. */
-static struct weight matrix_of(const struct model *m, const struct weight *w, int e,
-                               int64_t n)
+struct weight weight_run(const struct model *m, const struct weight *w, int e, int64_t n)
 {
     size_t each = m->dev->ops->weight_bytes(w->dtype, n, w->k);
     struct weight one = *w;
@@ -153,8 +151,8 @@ static int expert(const struct layer_call *c, const struct activations *a, int e
                   struct mat rows)
 {
     const struct model_config *cfg = &c->m->cfg;
-    struct weight w_up = matrix_of(c->m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
-    struct weight w_down = matrix_of(c->m, &c->lw->w_down, e, cfg->n_embd);
+    struct weight w_up = weight_run(c->m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
+    struct weight w_down = weight_run(c->m, &c->lw->w_down, e, cfg->n_embd);
     const float *b_up = c->lw->b_up, *b_down = c->lw->b_down;
     if (cfg->mlp_bias) {
         b_up += (size_t)e * (size_t)w_up.n;
@@ -185,33 +183,73 @@ static int shared_expert(const struct layer_call *c, const struct activations *a
     return 0;
 }
 
+/* Computes the router's numbers from its input, and chooses the experts of each row. */
+static int route(const struct layer_call *c, const struct activations *a, struct mat in,
+                 int32_t *ids, float *weights)
+{
+    const struct model_config *cfg = &c->m->cfg;
+    const float *bias = c->lw->b_router, *factors = c->lw->expert_scale;
+    struct mat numbers = mat_rows(a->router, 0, in.rows);
+    int n_used = cfg->n_experts_used;
+    TRY(c->m->dev->ops->matmul(c->s, numbers, in, &c->lw->router,
+                               cfg->router_sigmoid ? NULL : bias));
+    if (cfg->dense_beside)
+        TRY(scale_rows(c->m, c->w, c->s, numbers, (float)(1 / sqrt((double)cfg->n_embd))));
+    for (int64_t i = 0; i < in.rows; i++)
+        experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, bias,
+                       ids + i * n_used, weights + i * n_used);
+    for (int64_t i = 0; factors != NULL && i < in.rows * n_used; i++)
+        weights[i] *= factors[ids[i]];
+    return 0;
+}
+
+/* Computes the results of the MLP, and the inputs of the router and of the experts beside it, which
+ * are other norms of the residual stream. */
+static int mlp_beside(const struct layer_call *c, const struct activations *a,
+                      struct mat normed, struct mat out, struct mat router_in)
+{
+    const struct ops *op = c->m->dev->ops;
+    const struct layer_weights *lw = c->lw;
+    struct mat sum = mat_rows(a->sum, 0, normed.rows);
+    float eps = c->m->cfg.norm_eps;
+    TRY(mlp(c, a, normed, out, &lw->dense_up, NULL, &lw->dense_down, NULL));
+    TRY(op->rmsnorm(c->s, out, out, lw->dense_post_w, eps));
+    TRY(op->rmsnorm(c->s, normed, sum, lw->experts_w, eps));
+    return op->rmsnorm(c->s, router_in, sum, lw->router_scale, eps);
+}
+
 int experts_mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
                 struct mat out)
 {
     const struct model_config *cfg = &c->m->cfg;
+    const struct ops *op = c->m->dev->ops;
     int n_used = cfg->n_experts_used;
     int64_t n = normed.rows;
-    const float *bias = c->lw->b_router;
-    struct mat numbers = mat_rows(a->router, 0, n);
     int32_t *ids = a->experts, *use = ids + n * n_used;
     float *weights = (float *)(use + n);
+    struct mat all = out, router_in = normed;
     if (!config_has_experts(cfg, c->l))
         return mlp(c, a, normed, out, &c->lw->dense_up, NULL, &c->lw->dense_down, NULL);
     CHECK(normed.dtype == DTYPE_F32 && out.dtype == DTYPE_F32);
-    TRY(c->m->dev->ops->matmul(c->s, numbers, normed, &c->lw->router,
-                               cfg->router_sigmoid ? NULL : bias));
-    for (int64_t i = 0; i < n; i++) {
-        experts_choose(cfg, (const float *)numbers.data + i * numbers.ld, bias,
-                       ids + i * n_used, weights + i * n_used);
-        memset((float *)out.data + i * out.ld, 0, (size_t)out.cols * sizeof(float));
+    if (cfg->dense_beside) {
+        all = mat_rows(a->beside, 0, n);
+        router_in = mat_rows(a->rows, 0, n);
+        TRY(mlp_beside(c, a, normed, out, router_in));
     }
+    TRY(route(c, a, router_in, ids, weights));
+    for (int64_t i = 0; i < n; i++)
+        memset((float *)all.data + i * all.ld, 0, (size_t)all.cols * sizeof(float));
     for (int e = 0; e < cfg->n_experts; e++) {
         int n_rows = gather(normed, ids, n_used, e, a->rows, use);
         struct mat rows = mat_rows(a->rows, 0, n_rows);
         if (n_rows == 0)
             continue;
         TRY(expert(c, a, e, rows));
-        add_results(out, rows, use, n_used, weights);
+        add_results(all, rows, use, n_used, weights);
+    }
+    if (cfg->dense_beside) {
+        TRY(op->rmsnorm(c->s, all, all, c->lw->experts_post_w, cfg->norm_eps));
+        return op->add(c->s, out, out, all);
     }
     return cfg->n_shared_ffn > 0 ? shared_expert(c, a, normed, out, use, weights) : 0;
 }

@@ -24,8 +24,8 @@ static struct mat first_rows(struct mat a, int64_t n)
 }
 
 /* Multiplies rows by a factor, in place: they are looked up in themselves, with the factor. */
-static int scale(const struct model *m, struct model_work *w, struct stream *s,
-                 struct mat x, float factor)
+int scale_rows(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+               float factor)
 {
     if (factor == 1)
         return 0;
@@ -49,14 +49,13 @@ static int embed(const struct model *m, struct model_work *w, struct stream *s, 
     if (tied || dtype_has_blocks(m->w.embed.dtype)) {
         /* Rows of blocks are rounded to the state dtype before they are scaled.  So bf16 state has
          * the bits that a table held as bf16 gives. */
-        struct mat rows = plain ? x : first_rows(w->x.x[stage][1], x.rows);
-        TRY(tied ? op->weight_rows(s, rows, &m->w.head, ids)
-                 : op->embed(s, rows, m->w.embed, ids, 1.0f));
+        TRY(tied ? op->weight_rows(s, x, &m->w.head, ids)
+                 : op->embed(s, x, m->w.embed, ids, 1.0f));
         if (plain)
             return 0;
         for (int i = 0; i < r->n_rows; i++)
             w->ids[i] = i; /* the gathered rows form a table of their own */
-        TRY(op->embed(s, first_rows(a->norm, x.rows), rows, w->ids, c->embed_scale));
+        TRY(op->embed(s, first_rows(a->norm, x.rows), x, w->ids, c->embed_scale));
     } else if (plain) {
         return op->embed(s, x, m->w.embed, ids, 1.0f);
     } else {
@@ -107,11 +106,11 @@ static int norm_before(const struct model *m, struct stream *s, struct mat out,
                                             : norm(m, s, out, x, weight, bias);
 }
 
-/* Applies an RMS norm over each head, or over all heads together, in place. */
-static int norm_heads(const struct model *m, struct stream *s, struct mat x,
+/* Applies an RMS norm over each head of layer l, or over all heads together, in place. */
+static int norm_heads(const struct model *m, struct stream *s, int l, struct mat x,
                       const float *weight)
 {
-    int width = m->cfg.qk_norm == QK_NORM_ALL ? (int)x.cols : m->cfg.d_head;
+    int width = m->cfg.qk_norm == QK_NORM_ALL ? (int)x.cols : config_d_head(&m->cfg, l);
     return m->dev->ops->head_norm(s, x, width, weight, m->cfg.norm_eps);
 }
 
@@ -120,7 +119,7 @@ static int norm_heads(const struct model *m, struct stream *s, struct mat x,
 static struct mat kv_place(const struct activations *a, const struct layer_weights *lw,
                            struct mat kv_rows)
 {
-    struct mat kv = first_rows(a->kv, kv_rows.rows);
+    struct mat kv = mat_cols(first_rows(a->kv, kv_rows.rows), 0, kv_rows.cols);
     return lw->k_norm == NULL && kv.dtype == kv_rows.dtype ? kv_rows : kv;
 }
 
@@ -150,29 +149,34 @@ static int multiply(const struct model *m, struct stream *s, struct mat a,
 
 /* Sets kv_rows to the products `kv`, rounded to the state dtype: K (after its norm, before RoPE)
  * and V. */
-static int round_kv(const struct model *m, struct stream *s, const struct layer_weights *lw,
-                    struct mat kv, struct mat kv_rows)
+static int round_kv(const struct model *m, struct stream *s, int l,
+                    const struct layer_weights *lw, struct mat kv, struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
+    int64_t dim = model_rank_kv_dim(m, l);
     if (kv.data == kv_rows.data)
         return 0;
     if (lw->k_norm != NULL)
-        TRY(norm_heads(m, s, mat_cols(kv, 0, model_rank_kv_dim(m)), lw->k_norm));
+        TRY(norm_heads(m, s, l, mat_cols(kv, 0, dim), lw->k_norm));
+    if (m->cfg.v_norm)
+        TRY(norm_heads(m, s, l, mat_cols(kv, dim, dim), NULL));
     return op->convert(s, kv_rows, kv);
 }
 
 /* Computes the products with W_q, and kv_rows, from normalised rows; layer_kv computes the same
  * kv_rows. */
 static int project_qkv(const struct model *m, const struct activations *a, struct stream *s,
-                       const struct layer_weights *lw, struct mat normed, struct mat q,
-                       struct mat kv_rows)
+                       int l, const struct layer_weights *lw, struct mat normed,
+                       struct mat q, struct mat kv_rows)
 {
+    if (l >= config_n_keeping(&m->cfg))
+        return m->dev->ops->matmul(s, q, normed, &lw->wq, lw->bq);
     struct mat kv = kv_place(a, lw, kv_rows);
     struct product p[3];
     int n = kv_products(lw, kv, p);
     p[n++] = (struct product){q, &lw->wq, lw->bq};
     TRY(multiply(m, s, normed, p, n));
-    return round_kv(m, s, lw, kv, kv_rows);
+    return round_kv(m, s, l, lw, kv, kv_rows);
 }
 
 int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int l,
@@ -186,7 +190,7 @@ int layer_kv(const struct model *m, struct model_work *w, struct stream *s, int 
     struct product p[2];
     int n = kv_products(lw, kv, p);
     TRY(multiply(m, s, normed, p, n));
-    return round_kv(m, s, lw, kv, kv_rows);
+    return round_kv(m, s, l, lw, kv, kv_rows);
 }
 
 /* Returns the rotation of layer l, which holds the rows' positions. */
@@ -203,9 +207,11 @@ int model_kv_fill(const struct model *m, struct stream *s, int l, const struct k
     return m->dev->ops->kv_fill(s, kv, kv_rows, rope_of_rows(m, l, r), r);
 }
 
-int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows)
+int model_kv_pack(const struct model *m, struct stream *s, int l, void *chunk,
+                  struct mat kv_rows)
 {
-    return m->dev->ops->kv_pack(s, chunk, kv_rows, m->cfg.n_kv_heads, m->cfg.d_head);
+    return m->dev->ops->kv_pack(s, chunk, kv_rows, config_kv_heads(&m->cfg, l),
+                                config_d_head(&m->cfg, l));
 }
 
 int model_kv_load(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,
@@ -369,7 +375,7 @@ static int finish_summand(const struct layer_call *c, struct mat summand,
     const struct ops *op = c->m->dev->ops;
     if (after != NULL)
         TRY(op->rmsnorm(c->s, summand, summand, after, c->m->cfg.norm_eps));
-    return scale(c->m, c->w, c->s, summand, c->m->cfg.residual_scale);
+    return scale_rows(c->m, c->w, c->s, summand, c->m->cfg.residual_scale);
 }
 
 /* Computes the MLP: down(act(gate) * up), or down(act(up)), or those of the row's experts. */
@@ -379,10 +385,12 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     const struct model_config *cfg = &c->m->cfg;
     const struct layer_weights *lw = c->lw;
     const struct ops *op = c->m->dev->ops;
-    struct mat up = first_rows(a->up, c->r->n_rows);
-    struct mat ffn = cfg->mlp_gated ? first_rows(a->ffn, c->r->n_rows) : up;
     if (cfg->n_experts > 0)
         return experts_mlp(c, a, normed, summand);
+    struct mat up = mat_cols(first_rows(a->up, c->r->n_rows), 0, lw->w_up.n);
+    struct mat ffn = up;
+    if (cfg->mlp_gated)
+        ffn = mat_cols(first_rows(a->ffn, c->r->n_rows), 0, lw->w_up.n / 2);
     expect_one(c, &lw->w_down);
     TRY(op->matmul(c->s, up, normed, &lw->w_up, lw->b_up));
     if (cfg->mlp_gated)
@@ -403,7 +411,7 @@ static int grow_queries(const struct layer_call *c, struct mat q)
         for (n = 1; i + n < c->r->n_rows && pos[i + n] / ctx == pos[i] / ctx; n++)
             ;
         float factor = (float)(1 + growth * log(1 + pos[i] / ctx));
-        TRY(scale(c->m, c->w, c->s, mat_rows(q, i, n), factor));
+        TRY(scale_rows(c->m, c->w, c->s, mat_rows(q, i, n), factor));
     }
     return 0;
 }
@@ -418,23 +426,26 @@ static int attend(const struct layer_call *c, const struct activations *a,
     const struct layer_weights *lw = c->lw;
     const struct ops *op = m->dev->ops;
     struct stream *s = c->s;
-    int64_t width = (int64_t)cfg->n_heads * cfg->d_head / m->dev->n_ranks;
+    int d_head = config_d_head(cfg, c->l);
+    int64_t width = (int64_t)cfg->n_heads * d_head / m->dev->n_ranks;
     struct mat all = first_rows(a->q, c->r->n_rows), q = mat_cols(all, 0, width);
     struct mat att = mat_cols(first_rows(a->att, c->r->n_rows), 0, width);
     struct mat raw = cfg->attn_gated ? mat_cols(all, 2 * width, width) : att;
-    const struct attention_rule rule = {
-        .scale = cfg->attn_scale > 0 ? cfg->attn_scale
-                                     : (float)(1.0 / sqrt((double)cfg->d_head)),
-        .cap = cfg->attn_cap,
-        .window = config_window(cfg, c->l),
-        .sinks = lw->sinks,
-        .both_ways = cfg->both_ways};
+    const struct attention_rule rule = {.scale = cfg->attn_scale > 0
+                                                     ? cfg->attn_scale
+                                                     : (float)(1.0 / sqrt((double)d_head)),
+                                        .cap = cfg->attn_cap,
+                                        .window = config_window(cfg, c->l),
+                                        .sinks = lw->sinks,
+                                        .both_ways = cfg->both_ways};
     expect_one(c, &lw->wo);
-    TRY(project_qkv(m, a, s, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
+    TRY(project_qkv(m, a, s, c->l, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
     if (lw->q_norm != NULL)
-        TRY(norm_heads(m, s, q, lw->q_norm));
+        TRY(norm_heads(m, s, c->l, q, lw->q_norm));
     TRY(grow_queries(c, q));
-    TRY(op->rope_kv_fill(s, q, c->kv, c->kv_rows, rope_of_rows(m, c->l, c->r), c->r));
+    const struct rope *rope = rope_of_rows(m, c->l, c->r);
+    TRY(c->l < config_n_keeping(cfg) ? op->rope_kv_fill(s, q, c->kv, c->kv_rows, rope, c->r)
+                                     : op->rope(s, q, d_head, rope, c->r));
     TRY(op->attention(s, raw, q, c->kv, c->r, &rule));
     if (cfg->attn_gated)
         TRY(op->act_mul(s, att, mat_cols(all, width, 2 * width), ACTIVATION_SIGMOID));
@@ -463,6 +474,36 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
     if (m->cfg.n_experts == 0)
         expect_one(c, &lw->w_up);
     return op->matmul(c->s, summand, out, &lw->mix_out, NULL);
+}
+
+/* Computes summand = the part of the layer's own embeddings of the tokens: a gate of `sum`, times
+ * the mean of the token's row of the layer's table and of a product with its embedding. */
+static int add_layer_embd(const struct layer_call *c, const struct activations *a,
+                          struct mat sum, struct mat summand)
+{
+    const struct model *m = c->m;
+    const struct ops *op = m->dev->ops;
+    struct stream *s = c->s;
+    int64_t n = c->r->n_rows, d = m->cfg.n_layer_embd;
+    struct mat both = first_rows(a->layer_embd, n), token = first_rows(a->token_embd, n);
+    struct mat gate = mat_cols(both, 0, d), own = mat_cols(both, d, d);
+    struct mat normed = first_rows(a->norm, n), row = mat_cols(summand, 0, d);
+    struct weight in = weight_run(m, &m->w.layer_in, c->l, d);
+    struct mat table = mat_cols(m->w.pos_embed, c->l * d, d);
+    CHECK(c->ids != NULL);
+    TRY(embed(m, c->w, s, model_stage(m, c->l), token, c->ids, c->r));
+    TRY(op->convert(s, normed, token));
+    TRY(op->matmul(s, own, normed, &in, NULL));
+    TRY(scale_rows(m, c->w, s, own, (float)(1 / sqrt((double)m->cfg.n_embd))));
+    TRY(op->head_norm(s, own, (int)d, m->w.layer_in_norm, m->cfg.norm_eps));
+    TRY(op->embed(s, row, table, c->ids, sqrtf((float)d)));
+    TRY(op->add(s, own, own, row));
+    TRY(scale_rows(m, c->w, s, own, (float)sqrt(0.5)));
+    TRY(op->matmul(s, gate, sum, &c->lw->layer_gate, NULL));
+    struct mat product = mat_cols(normed, 0, d);
+    TRY(op->act_mul(s, product, both, model_activation(m->cfg.act)));
+    TRY(op->matmul(s, summand, product, &c->lw->layer_out, NULL));
+    return op->rmsnorm(s, summand, summand, c->lw->layer_norm, m->cfg.norm_eps);
 }
 
 /* Computes out = the layer applied to x, rounded to the state dtype.  Each rank of a device group
@@ -503,8 +544,18 @@ static int layer(void *arg)
     TRY(mlp(c, a, normed, summand));
     TRY(finish_summand(c, summand, after ? lw->norm2_w : lw->post2_w));
 
+    if (cfg->n_layer_embd > 0) {
+        TRY(op->add(s, sum, sum, summand));
+        TRY(add_layer_embd(c, a, sum, summand));
+    }
+
     /* Residual: out = sum + MLP, rounded to the state dtype. */
-    return op->add(s, c->out, sum, summand);
+    if (!cfg->out_scaled)
+        return op->add(s, c->out, sum, summand);
+    TRY(op->add(s, sum, sum, summand));
+    for (int i = 0; i < n; i++)
+        c->w->ids[i] = i;
+    return op->embed(s, c->out, sum, c->w->ids, *lw->out_scale);
 }
 
 /* Runs a layer. A device may record the layer and replay it. The key covers everything that the
@@ -556,7 +607,7 @@ int model_final_norm(const struct model *m, struct model_work *w, struct stream 
 int model_dense(const struct model *m, struct stream *s, struct mat pooled, struct mat *out)
 {
     *out = pooled;
-    for (int i = 0; i < m->cfg.n_dense; i++) {
+    for (int i = 0; i < m->cfg.n_behind; i++) {
         const struct weight *w = &m->w.dense[i];
         struct mat next = mat_of((float *)out->data + out->cols, DTYPE_F32, 1, w->n);
         TRY(m->dev->ops->matmul(s, next, *out, w, NULL));
@@ -576,10 +627,10 @@ int model_head(const struct model *m, struct model_work *w, struct stream *s, st
     else
         TRY(m->dev->ops->matmul(s, logits, normed, &m->w.head, m->w.head_bias));
     if (m->cfg.logit_cap > 0) {
-        TRY(scale(m, w, s, logits, 1 / m->cfg.logit_cap));
+        TRY(scale_rows(m, w, s, logits, 1 / m->cfg.logit_cap));
         TRY(m->dev->ops->act(s, logits, ACTIVATION_TANH));
     }
-    TRY(scale(m, w, s, logits,
-              m->cfg.logit_cap > 0 ? m->cfg.logit_cap : m->cfg.logit_scale));
+    TRY(scale_rows(m, w, s, logits,
+                   m->cfg.logit_cap > 0 ? m->cfg.logit_cap : m->cfg.logit_scale));
     return weights_check(&m->w);
 }

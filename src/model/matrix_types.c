@@ -61,19 +61,19 @@ static enum dtype wanted(const struct tensor_src *src, enum slot s, bool file_ha
 }
 
 /* Returns whether rows are whole blocks. */
-static bool has_blocks(enum dtype t, const struct model_config *c, enum slot s)
+static bool has_blocks(enum dtype t, const struct model_config *c, int l, enum slot s)
 {
-    return !dtype_has_blocks(t) || slot_cols(c, s) % q4_block_weights(t) == 0;
+    return !dtype_has_blocks(t) || slot_cols(c, l, s) % q4_block_weights(t) == 0;
 }
 
 bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c)
 {
     if (t->all != DTYPE_Q4)
         return true;
-    bool fits = has_blocks(t->head, c, SLOT_HEAD);
+    bool fits = has_blocks(t->head, c, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_DENSE_DOWN; s++)
-            fits = fits && has_blocks(matrix_type(t, l, s), c, s);
+        for (enum slot s = SLOT_WQ; s <= SLOT_LAYER_OUT; s++)
+            fits = fits && has_blocks(matrix_type(t, l, s), c, l, s);
     return fits;
 }
 
@@ -83,23 +83,23 @@ bool matrix_types_differ_in_kv(const struct matrix_types *t, int layer)
 }
 
 /* Returns the number of K rows in SLOT_WKV. */
-static int64_t k_rows(const struct model_config *c)
+static int64_t k_rows(const struct model_config *c, int l)
 {
-    return slot_rows(c, SLOT_WKV) - slot_rows(c, SLOT_WV);
+    return slot_rows(c, l, SLOT_WV);
 }
 
-enum slot matrix_of_part(const struct model_config *c, const struct tensor_part *p)
+enum slot matrix_of_part(const struct model_config *c, int l, const struct tensor_part *p)
 {
-    return p->slot == SLOT_WKV && p->dst_row >= k_rows(c) ? SLOT_WV : p->slot;
+    return p->slot == SLOT_WKV && p->dst_row >= k_rows(c, l) ? SLOT_WV : p->slot;
 }
 
 int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, int layer,
                     enum slot s, int n_ranks)
 {
     if (s != SLOT_WKV && s != SLOT_WV)
-        return share_rows(c, s, n_ranks);
-    int64_t of_v = share_rows(c, SLOT_WV, n_ranks),
-            of_kv = share_rows(c, SLOT_WKV, n_ranks);
+        return share_rows(c, layer, s, n_ranks);
+    int64_t of_v = share_rows(c, layer, SLOT_WV, n_ranks),
+            of_kv = share_rows(c, layer, SLOT_WKV, n_ranks);
     if (matrix_types_differ_in_kv(t, layer))
         return s == SLOT_WV ? of_v : of_kv - of_v;
     return s == SLOT_WV ? 0 : of_kv;
@@ -129,14 +129,14 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
         for (int k = 0; k < t->n_parts; k++) {
             const struct tensor_part *p = &t->parts[k];
             bool both = p->slot == SLOT_WKV &&
-                        p->dst_row + p->n_groups * p->n_rows > k_rows(c);
-            enum slot first = matrix_of_part(c, p), last = both ? SLOT_WV : first;
+                        p->dst_row + p->n_groups * p->n_rows > k_rows(c, t->layer);
+            enum slot first = matrix_of_part(c, t->layer, p), last = both ? SLOT_WV : first;
             for (enum slot s = first; slot_is_matrix(s) && s <= last; s++) {
                 if (slot_is_f32(s))
                     continue;
                 enum dtype want = wanted(&set->src[i], s, file_has_q4);
-                choose(matrix_type_at(out, t->layer, s), want, has_blocks(want, c, s),
-                       &seen[s]);
+                choose(matrix_type_at(out, t->layer, s), want,
+                       has_blocks(want, c, t->layer, s), &seen[s]);
             }
         }
     }
@@ -146,7 +146,8 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
 static bool has_more(const struct layer_weights *l, enum slot s)
 {
     const struct weight *const more[] = {&l->mix,         &l->mix_out,  &l->shared_up,
-                                         &l->shared_down, &l->dense_up, &l->dense_down};
+                                         &l->shared_down, &l->dense_up, &l->dense_down,
+                                         &l->layer_gate,  &l->layer_out};
     return more[s - SLOT_MIX]->n > 0;
 }
 
@@ -157,7 +158,7 @@ void weights_matrix_list(const struct weights *w, struct weights_matrix_list *ou
         .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
     out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_DENSE_DOWN; s++) {
+        for (enum slot s = SLOT_WQ; s <= SLOT_LAYER_OUT; s++) {
             bool two = matrix_types_differ_in_kv(t, l);
             if (s == SLOT_WKV && two)
                 out->of[out->n++] = DTYPE_Q4;

@@ -32,7 +32,7 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
 /* Returns whether W_k and W_v of a layer are two matrices. */
 bool matrix_types_differ_in_kv(const struct matrix_types *t, int layer);
 /* Returns the matrix whose type a part of a tensor has: SLOT_WV for rows of W_v, else its slot. */
-enum slot matrix_of_part(const struct model_config *c, const struct tensor_part *p);
+enum slot matrix_of_part(const struct model_config *c, int l, const struct tensor_part *p);
 /* Returns the rows of a matrix on one rank; 0 for SLOT_WV if W_k and W_v are one matrix. */
 int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, int layer,
                     enum slot s, int n_ranks);

@@ -40,10 +40,16 @@ static double magnitude(const struct model_config *c, enum rope_kind kind)
     return scaled ? (double)c->rope_magnitude : 1;
 }
 
+/* Returns how many dimensions of a head are rotated. */
+static int d_rope_of(const struct model_config *c, enum rope_kind kind)
+{
+    return kind == ROPE_LOCAL && c->local_d_head > 0 ? c->local_d_head : c->d_rope;
+}
+
 static double frequency(const struct model_config *c, enum rope_kind kind, int i)
 {
     if (kind == ROPE_LOCAL && c->rope_local_theta > 0)
-        return pow(c->rope_local_theta, -2.0 * i / c->d_rope);
+        return pow(c->rope_local_theta, -2.0 * i / d_rope_of(c, kind));
     if (c->rope_local_only)
         return 0;
     double freq = pow(c->rope_theta, -2.0 * i / c->d_rope);
@@ -55,7 +61,7 @@ static double frequency(const struct model_config *c, enum rope_kind kind, int i
 void model_rope_rows(const struct model_config *c, enum rope_kind kind, const int32_t *pos,
                      int n, float *cos_out, float *sin_out)
 {
-    int half = c->d_rope / 2;
+    int half = d_rope_of(c, kind) / 2;
     for (int i = 0; i < half; i++) {
         double freq = frequency(c, kind, i), m = magnitude(c, kind);
         for (int r = 0; r < n; r++) {
@@ -72,9 +78,9 @@ static int rope_positions(const struct model *m)
 }
 
 /* Returns how many floats one kind's tables have on a stage. */
-static size_t rope_floats(const struct model *m)
+static size_t rope_floats(const struct model *m, enum rope_kind kind)
 {
-    int n_pos = rope_positions(m), half = m->cfg.d_rope / 2;
+    int n_pos = rope_positions(m), half = d_rope_of(&m->cfg, kind) / 2;
     return m->cfg.position != POSITION_ROPE ? 0 : 4 * (size_t)n_pos * (size_t)half;
 }
 
@@ -83,7 +89,7 @@ static size_t rope_floats(const struct model *m)
 static void fill_rope(const struct model_config *c, enum rope_kind kind, int n_pos, int b,
                       float *all)
 {
-    int half = c->d_rope / 2;
+    int half = d_rope_of(c, kind) / 2;
     size_t n = (size_t)n_pos * (size_t)half;
     float *rows = all + (size_t)b * KV_BLOCK_TOKENS * (size_t)half, *block = rows + 2 * n;
     for (int i = 0; i < half; i++) {
@@ -121,13 +127,15 @@ void model_rope_reach(const struct model *m, int64_t pos)
     float *all = m->rope_mem[0].ptr;
     for (int kind = 0; kind < n_ropes(&m->cfg); kind++)
         fill_rope(&m->cfg, kind, rope_positions(m), (int)(pos / KV_BLOCK_TOKENS),
-                  all + (size_t)kind * rope_floats(m));
+                  all + (kind == ROPE_LOCAL ? rope_floats(m, ROPE_GLOBAL) : 0));
     atomic_store_explicit(is, BLOCK_FILLED, memory_order_release);
 }
 
 size_t model_rope_bytes(const struct model *m)
 {
-    return (size_t)n_ropes(&m->cfg) * rope_floats(m) * sizeof(float);
+    size_t n = rope_floats(m, ROPE_GLOBAL);
+    n += n_ropes(&m->cfg) > 1 ? rope_floats(m, ROPE_LOCAL) : 0;
+    return n * sizeof(float);
 }
 
 /* Checks the memory of the tables, because a config.json may claim any context.  (On a device with
@@ -154,8 +162,7 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
             m->rope[kind][k].max_pos = n_pos;
     if (c->position != POSITION_ROPE)
         return 0;
-    size_t n = (size_t)n_pos * (size_t)(c->d_rope / 2);
-    size_t n_all = rope_floats(m), bytes = model_rope_bytes(m);
+    size_t n_all = rope_floats(m, ROPE_GLOBAL), bytes = model_rope_bytes(m);
     int rc = check_rope_room(m, bytes, err);
     if (rc != 0)
         return rc;
@@ -181,13 +188,14 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
             rc = stream_copy(s, m->rope_mem[k].ptr, made, bytes);
         for (int kind = 0; kind < N_ROPES; kind++) {
             float *at = m->rope_mem[k].ptr;
+            size_t n = rope_floats(m, kind) / 4;
             at += kind < n_ropes(c) ? (size_t)kind * n_all : 0;
             m->rope[kind][k] = (struct rope){.cos = at,
                                              .sin = at + n,
                                              .cos_t = at + 2 * n,
                                              .sin_t = at + 3 * n,
                                              .max_pos = n_pos,
-                                             .d_rot = c->d_rope};
+                                             .d_rot = d_rope_of(c, kind)};
         }
     }
     if (!in_place) {
@@ -275,7 +283,7 @@ static int check_parts(const struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
     const char *part = c->both_ways          ? "attention that sees both ways"
-                       : c->n_dense > 0      ? "linear layers behind the pooling"
+                       : c->n_behind > 0     ? "linear layers behind the pooling"
                        : config_is_hybrid(c) ? "recurrent layers"
                        : c->n_experts > 0    ? "experts"
                        : c->attn_sinks       ? "attention sinks"
@@ -286,6 +294,7 @@ static int check_parts(const struct model *m, struct err *err)
                        : c->logit_scale != 1           ? "a factor of logits"
                        : c->rope_local_theta > 0       ? "rotations of two kinds"
                        : c->query_growth > 0           ? "queries that grow"
+                       : c->d_head > 256               ? "heads of more than 256 dimensions"
                                                        : NULL;
     if (part != NULL && m->dev->n_ranks * m->dev->n_stages > 1)
         return err_set(err, ERR_UNSUPPORTED,
@@ -760,37 +769,56 @@ struct kv_layer model_cache(const struct model *m, int l, void *mem)
         kv.block_stride = model_state_bytes(&m->cfg);
         return kv;
     }
-    kv.n_kv = model_rank_kv_heads(m);
-    kv.d_head = m->cfg.d_head;
+    kv.n_kv = model_rank_kv_heads(m, l);
+    kv.d_head = config_d_head(&m->cfg, l);
     kv.block_stride = kv_block_bytes(kv.n_kv, kv.d_head, m->dtype);
     return kv;
+}
+
+size_t model_all_kv_bytes(const struct model *m, int stage)
+{
+    size_t n = 0;
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++)
+        if (!config_is_recurrent(&m->cfg, l) && (stage < 0 || model_stage(m, l) == stage))
+            n += model_kv_bytes(m, l);
+    return n;
+}
+
+double model_mean_kv_bytes(const struct model *m)
+{
+    int n = 0;
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++)
+        n += !config_is_recurrent(&m->cfg, l);
+    return (double)model_all_kv_bytes(m, -1) / MAX(n, 1);
 }
 
 /* --- activations ------------------------------------------------------------------------------ */
 
 /* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
-    int64_t d, q, att, mix, kv, up, ffn, wide, own, experts, used;
+    int64_t d, q, att, mix, kv, up, ffn, wide, own, experts, used, layer_embd;
 };
 
 /* Returns the widths on one rank. */
 static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
 {
     struct delta_rule d = model_delta_rule(c, NULL);
-    int64_t q = (int64_t)c->n_heads * c->d_head / n_ranks, v = (int64_t)d.n_v * d.d_v;
-    int64_t ffn = MAX(MAX(c->n_ffn, c->n_shared_ffn), c->n_dense_ffn);
+    int64_t q = (int64_t)c->n_heads * MAX(c->d_head, c->local_d_head) / n_ranks,
+            v = (int64_t)d.n_v * d.d_v;
+    int64_t ffn = MAX(MAX(config_ffn(c, c->n_layers - 1), c->n_shared_ffn), c->n_dense_ffn);
     return (struct work_sizes){
         .d = c->n_embd,
         .q = c->attn_gated ? 3 * q : q,
         .att = MAX(q, v),
         .mix = d.n_v > 0 ? delta_in_cols(&d) + (d.kind == DELTA_NET ? 2 : 3) * v : 0,
-        .kv = (int64_t)2 * c->n_kv_heads * c->d_head / n_ranks,
+        .kv = (int64_t)2 * config_most_kv_dim(c) / n_ranks,
         .up = ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
         .ffn = ffn / n_ranks,
         .wide = n_ranks > 1 ? MAX(q * n_ranks, ffn) : 0,
         .own = n_ranks > 1 ? c->n_embd / n_ranks : 0,
         .experts = c->n_experts,
         .used = c->n_experts_used,
+        .layer_embd = c->n_layer_embd,
     };
 }
 
@@ -848,6 +876,12 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
         a->router = cut(base, &used, DTYPE_F32, rows, z.experts);
         /* ids and weights of each row's experts, and the rows of one expert */
         a->experts = cut(base, &used, DTYPE_F32, rows, 2 * z.used + 1).data;
+        if (m->cfg.dense_beside)
+            a->beside = cut(base, &used, act, rows, z.d);
+    }
+    if (z.layer_embd > 0) {
+        a->token_embd = cut(base, &used, m->dtype, rows, z.d);
+        a->layer_embd = cut(base, &used, act, rows, 2 * z.layer_embd);
     }
     return used;
 }

@@ -130,19 +130,26 @@ bool model_rope_has(const struct model *m, int64_t pos);
 /* Returns the bytes of the rotation tables on one stage, when they are full. */
 size_t model_rope_bytes(const struct model *m);
 
-static inline int model_kv_dim(const struct model *m)
+/* Returns the width of layer l's K, and of its V. */
+static inline int model_kv_dim(const struct model *m, int l)
 {
-    return m->cfg.n_kv_heads * m->cfg.d_head;
+    return config_kv_heads(&m->cfg, l) * config_d_head(&m->cfg, l);
 }
 /* One rank's part (tensor/group.h): its number of K/V heads, and the width of a layer's K and V as
  * it is computed. A saved row has K and V of all ranks. */
-static inline int model_rank_kv_heads(const struct model *m)
+static inline int model_rank_kv_heads(const struct model *m, int l)
 {
-    return m->cfg.n_kv_heads / m->dev->n_ranks;
+    return config_kv_heads(&m->cfg, l) / m->dev->n_ranks;
 }
-static inline int model_rank_kv_dim(const struct model *m)
+static inline int model_rank_kv_dim(const struct model *m, int l)
 {
-    return model_kv_dim(m) / m->dev->n_ranks;
+    return model_kv_dim(m, l) / m->dev->n_ranks;
+}
+/* Returns the first `rows` rows of memory for K and V, laid out as layer l's are. */
+static inline struct mat model_kv_rows(const struct model *m, int l, void *mem,
+                                       int64_t rows)
+{
+    return mat_of(mem, m->dtype, rows, 2 * model_rank_kv_dim(m, l));
 }
 /* Returns the stage of layer l (tensor/group.h): it has the layer's weights, its K and V, and its
  * activations. The head is on the last stage. */
@@ -160,15 +167,24 @@ static inline const struct rope *model_rope(const struct model *m, int l)
     bool local = layer_set_has(&m->cfg.windowed, l);
     return &m->rope[local ? ROPE_LOCAL : ROPE_GLOBAL][model_stage(m, l)];
 }
-/* Return the bytes per token and layer: of a hidden state, and of K and V together. */
+/* Return the bytes per token and layer: of a hidden state; of layer l's K and V together; of the
+ * widest layer's K and V. */
 static inline size_t model_hidden_bytes(const struct model *m)
 {
     return (size_t)m->cfg.n_embd * dtype_bytes(m->dtype);
 }
-static inline size_t model_kv_bytes(const struct model *m)
+static inline size_t model_kv_bytes(const struct model *m, int l)
 {
-    return (size_t)2 * (size_t)model_kv_dim(m) * dtype_bytes(m->dtype);
+    return (size_t)2 * (size_t)model_kv_dim(m, l) * dtype_bytes(m->dtype);
 }
+static inline size_t model_most_kv_bytes(const struct model *m)
+{
+    return (size_t)2 * (size_t)config_most_kv_dim(&m->cfg) * dtype_bytes(m->dtype);
+}
+/* Returns the bytes of a token's K and V in all layers of a stage; -1: of all stages. */
+size_t model_all_kv_bytes(const struct model *m, int stage);
+/* Returns the mean of layers with K and V of their own. */
+double model_mean_kv_bytes(const struct model *m);
 
 /* Activations for batches of at most max_rows rows, on each stage.  model_work_bytes is for one
  * stage. */
@@ -221,7 +237,8 @@ int model_replay(const struct model *m, struct model_work *w, struct stream *s, 
 
 /* Packs 64 rows into a chunk as it is stored: laid out like a KV block, K before RoPE,
  * kv_block_bytes long.  Saving does the transpose in the background, so that restoring need not. */
-int model_kv_pack(const struct model *m, struct stream *s, void *chunk, struct mat kv_rows);
+int model_kv_pack(const struct model *m, struct stream *s, int l, void *chunk,
+                  struct mat kv_rows);
 /* Loads stored chunks into blocks of kv, which are layer l's, on the calling thread. The bits equal
  * those of model_kv_fill with the same rows. */
 int model_kv_load(const struct model *m, struct stream *s, int l, const struct kv_layer *kv,

@@ -16,14 +16,16 @@ static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
 {
     int n_ranks = s->dev->n_ranks;
     if (slot_is_vector(slot))
-        return (size_t)round_up((uint64_t)share_rows(s->cfg, slot, n_ranks) * sizeof(float),
-                                LINE);
+        return (size_t)round_up(
+            (uint64_t)share_rows(s->cfg, layer, slot, n_ranks) * sizeof(float), LINE);
     if (slot_is_matrix(slot))
         return s->dev->ops->weight_bytes(
             matrix_type(s->types, layer, slot),
-            matrix_rows(s->types, s->cfg, layer, slot, n_ranks), slot_cols(s->cfg, slot));
+            matrix_rows(s->types, s->cfg, layer, slot, n_ranks),
+            slot_cols(s->cfg, layer, slot));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
-    return (size_t)slot_rows(s->cfg, slot) * tensor_row_bytes(t, slot_cols(s->cfg, slot));
+    return (size_t)slot_rows(s->cfg, layer, slot) *
+           tensor_row_bytes(t, slot_cols(s->cfg, layer, slot));
 }
 
 void image_make(struct image *out, const struct image_shape *s, enum image_kind kind,
@@ -36,6 +38,8 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
     struct model_config one = *s->cfg;
     one.n_layers = 1;
     one.recurrent = layer_set_run(0, config_is_recurrent(s->cfg, layer));
+    one.windowed = layer_set_run(0, layer_set_has(&s->cfg->windowed, layer));
+    one.n_reading = layer >= config_n_keeping(s->cfg);
     one.n_experts = MIN(one.n_experts, 1);
     one.n_dense_layers = layer < one.n_dense_layers;
     tensor_list_make(&list, &one);
@@ -65,13 +69,14 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
         if (slot_is_table(it->slot))
             *slot_table(w, it->slot) = mat_of(
                 at, s->table_dtype[it->slot == SLOT_EMBED ? 0 : 1],
-                slot_rows(s->cfg, it->slot), slot_cols(s->cfg, it->slot));
+                slot_rows(s->cfg, im->layer, it->slot),
+                slot_cols(s->cfg, im->layer, it->slot));
         else if (slot_is_matrix(it->slot))
             *slot_matrix(w, l, it->slot) = (struct weight){
                 .mem = {at, it->bytes, mem->kind},
                 .dtype = matrix_type(s->types, im->layer, it->slot),
                 .n = matrix_rows(s->types, s->cfg, im->layer, it->slot, n_ranks),
-                .k = slot_cols(s->cfg, it->slot)};
+                .k = slot_cols(s->cfg, im->layer, it->slot)};
         else
             *slot_vector(w, l, it->slot) = (const float *)(const void *)at;
     }

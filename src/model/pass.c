@@ -16,7 +16,6 @@ int64_t model_passes(void)
 void model_pass_begin(struct model_pass *p, const struct model_pass_opts *o)
 {
     CHECK(o->n_rows > 0 && o->x->n >= 1 && o->x->n <= 3);
-    CHECK(o->first_layer == 0 || o->ids == NULL);
     atomic_fetch_add(&n_passes, 1);
     *p = (struct model_pass){.o = *o, .layer = o->first_layer};
 }
@@ -81,12 +80,14 @@ int model_pass_layer(struct model_pass *p, const struct ragged *r)
     TRY(input(p, r, &c.x));
     c.lw = p->lw;
     c.out = rows_of(p, l + 1, stage, n);
-    if (!config_is_recurrent(&m->cfg, l))
-        c.kv_rows = mat_rows(a->kv_rows[l % a->n_kv_rows], 0, n);
-    c.kv = &p->o.kv[l];
+    bool keeps = l < config_n_keeping(&m->cfg);
+    if (keeps && !config_is_recurrent(&m->cfg, l))
+        c.kv_rows = model_kv_rows(m, l, a->kv_rows[l % a->n_kv_rows].data, n);
+    c.kv = &p->o.kv[config_kv_layer(&m->cfg, l)];
+    c.ids = p->o.ids != NULL ? p->o.ids + p->row : NULL;
     TRY(layer_forward(&c));
     TRY(check_range(p, c.out));
-    if (p->o.tap != NULL)
+    if (p->o.tap != NULL && keeps)
         TRY(p->o.tap->layer(p->o.tap->arg, l, c.x, c.kv_rows));
     p->row += n;
     if (p->row == p->o.n_rows) {

@@ -34,7 +34,8 @@ struct model_pass_opts {
     struct stream *stream;
     int n_rows;
     int first_layer; /* layer at which the pass begins; its input is in x, on its stage */
-    /* [n_rows] token ids for layer 0; NULL: the first layer's input is already in x */
+    /* [n_rows] token ids for layer 0, and for embeddings of each layer. NULL: the first layer's
+     * input is already in x, as it is if it is not layer 0. */
     const int32_t *ids;
     const struct residual *x;  /* the pass uses rows [0, n_rows) */
     const struct kv_layer *kv; /* [n_layers] */

@@ -85,18 +85,21 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
     case SLOT_HEAD_BIAS:
     case SLOT_FINAL_NORM_W:
     case SLOT_FINAL_NORM_B:
+    case SLOT_LAYER_IN:
+    case SLOT_LAYER_IN_NORM:
         return n_stages - 1;
     default:
         return stage_of(layer, c->n_layers, n_stages);
     }
 }
 
-int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks)
+int64_t share_rows(const struct model_config *c, int layer, enum slot s, int n_ranks)
 {
-    return n_sections(c, s, n_ranks) > 0 ? slot_rows(c, s) / n_ranks : slot_rows(c, s);
+    int64_t n = slot_rows(c, layer, s);
+    return n_sections(c, s, n_ranks) > 0 ? n / n_ranks : n;
 }
 
-bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
+bool share_next(const struct model_config *c, int layer, enum slot s, int rank, int n_ranks,
                 int64_t *row, int64_t end, int64_t *own_row, int64_t *n)
 {
     int sections = n_sections(c, s, n_ranks);
@@ -105,7 +108,7 @@ bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks
         *n = end - *row;
         return *n > 0;
     }
-    int64_t section = slot_rows(c, s) / sections, share = section / n_ranks;
+    int64_t section = slot_rows(c, layer, s) / sections, share = section / n_ranks;
     for (int i = 0; i < sections; i++) {
         int64_t from = i * section + rank * share, to = from + share;
         int64_t lo = MAX(from, *row), hi = MIN(to, end);

@@ -30,12 +30,12 @@ int share_stage(const struct model_config *c, enum slot s, int layer, int n_stag
 /* Returns whether each rank has a run of the vocabulary. */
 bool share_cuts_head(const struct model_config *c, int n_ranks);
 
-/* Returns the number of rows of a slot on one rank. */
-int64_t share_rows(const struct model_config *c, enum slot s, int n_ranks);
+/* Returns the number of rows of a layer's slot on one rank. */
+int64_t share_rows(const struct model_config *c, int layer, enum slot s, int n_ranks);
 
 /* Finds the next run of a slot's rows in [*row, end) that a rank holds: *n rows from *row on, which
  * are the rank's own rows from *own_row on.  Returns false if there is none. */
-bool share_next(const struct model_config *c, enum slot s, int rank, int n_ranks,
+bool share_next(const struct model_config *c, int layer, enum slot s, int rank, int n_ranks,
                 int64_t *row, int64_t end, int64_t *own_row, int64_t *n);
 
 #endif

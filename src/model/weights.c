@@ -163,9 +163,9 @@ static void find_image(struct loader *ld, int rc)
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* Returns the floats of a vector, rounded up so that the next one begins at a cache line. */
-static size_t vector_floats(const struct loader *ld, enum slot s)
+static size_t vector_floats(const struct loader *ld, int layer, enum slot s)
 {
-    return (size_t)round_up((uint64_t)share_rows(ld->c, s, ld->n_ranks), 16);
+    return (size_t)round_up((uint64_t)share_rows(ld->c, layer, s, ld->n_ranks), 16);
 }
 
 static size_t matrix_bytes(const struct loader *ld, const struct weight *m)
@@ -207,7 +207,7 @@ static void measure_matrix(struct loader *ld, const struct tensor_spec *t, enum 
         return;
     *m = (struct weight){.dtype = matrix_type(ld->w->matrices, t->layer, s),
                          .n = matrix_rows(ld->w->matrices, ld->c, t->layer, s, ld->n_ranks),
-                         .k = slot_cols(ld->c, s)};
+                         .k = slot_cols(ld->c, t->layer, s)};
     count(ld, loader_stage(ld, t, s), m->dtype, matrix_bytes(ld, m));
 }
 
@@ -217,13 +217,13 @@ static void measure_part(struct loader *ld, const struct tensor_spec *t,
 {
     int stage = loader_stage(ld, t, s);
     if (slot_is_vector(s)) { /* an upper bound: K and V biases share a slot */
-        ld->n_vector_floats[stage] += vector_floats(ld, s);
+        ld->n_vector_floats[stage] += vector_floats(ld, t->layer, s);
     } else if (slot_is_matrix(s)) {
         measure_matrix(ld, t, s);
         if (s == SLOT_WKV)
             measure_matrix(ld, t, SLOT_WV);
     } else {
-        enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
+        enum dtype dtype = tensor_table_dtype(src, s, ld->w->dtype);
         count(ld, stage, dtype, (size_t)t->rows * tensor_row_bytes(dtype, t->cols));
     }
 }
@@ -260,7 +260,7 @@ static int allocate_table(struct loader *ld, const struct tensor_spec *t,
                           const struct tensor_src *src, enum slot s)
 {
     struct holdings *h = ld->w->impl;
-    enum dtype dtype = tensor_table_dtype(src, ld->w->dtype);
+    enum dtype dtype = tensor_table_dtype(src, s, ld->w->dtype);
     size_t bytes = (size_t)t->rows * tensor_row_bytes(dtype, t->cols);
     struct buf *b = &h->tables[s == SLOT_EMBED ? 0 : 1];
     if (take(ld, loader_stage(ld, t, s), bytes, b) != 0)
@@ -290,7 +290,7 @@ static int allocate_vectors(struct loader *ld)
                 continue;
             int stage = loader_stage(ld, t, s);
             *v = (const float *)h->vectors[stage].ptr + at[stage];
-            at[stage] += vector_floats(ld, s);
+            at[stage] += vector_floats(ld, t->layer, s);
             CHECK(at[stage] <= ld->n_vector_floats[stage]);
         }
     }
@@ -626,9 +626,11 @@ static void free_memory(struct weights *w, struct device *dev)
     struct holdings *h = w->impl;
     for (int i = 0; i < h->n_layers; i++) {
         for (enum slot s = SLOT_WQ; s < SLOT_DENSE_1; s++)
-            buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
+            if (slot_is_in_layer(s))
+                buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
     }
     buf_free(dev, &w->head.mem);
+    buf_free(dev, &w->layer_in.mem);
     for (int i = 0; i < CONFIG_MAX_DENSE; i++)
         buf_free(dev, &w->dense[i].mem);
     buf_free(dev, &h->tables[0]);

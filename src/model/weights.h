@@ -44,7 +44,16 @@ struct layer_weights {
     const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
     /* A layer without experts among layers with them: [2 * n_dense_ffn][d], [d][n_dense_ffn]. */
     struct weight dense_up, dense_down;
-    const float *sinks; /* [n_heads] (ops.h, attention_rule) */
+    /* With that MLP beside experts: norms of its results, of the experts' inputs and of their
+     * results [d], and factors of the router's inputs [d] and of the experts' shares [n_experts].
+     */
+    const float *dense_post_w, *experts_w, *experts_post_w, *router_scale, *expert_scale;
+    /* The layer's own embeddings: [n_layer_embd][d], [d][n_layer_embd], and the norm [d] of the
+     * result. */
+    struct weight layer_gate, layer_out;
+    const float *layer_norm;
+    const float *out_scale; /* one factor of the layer's result */
+    const float *sinks;     /* [n_heads] (ops.h, attention_rule) */
     /* The expert that every token uses: [2 * n_shared_ffn][d], [d][n_shared_ffn], and the gate of
      * its result [1][d]. */
     struct weight shared_up, shared_down, shared_gate;
@@ -75,7 +84,10 @@ struct weights {
     struct weight head; /* [vocab][d]; also the embedding table if tied */
     /* [vocab][d]; data NULL if tied. The type may have blocks (ops.h, embed). */
     struct mat embed;
-    struct mat pos_embed; /* learned positions; data NULL: the model has none */
+    /* learned positions, or [vocab][n_layers * n_layer_embd]; data NULL: the model has none */
+    struct mat pos_embed;
+    struct weight layer_in;     /* [n_layers * n_layer_embd][d], f32 */
+    const float *layer_in_norm; /* [n_layer_embd] */
     /* linear layers behind the pooling, f32: [dense[0]][d], [dense[1]][dense[0]]; n 0: none */
     struct weight dense[CONFIG_MAX_DENSE];
     const float *head_bias; /* [vocab] or NULL */

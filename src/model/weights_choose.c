@@ -99,7 +99,7 @@ struct run {
 /* Runs a forward pass over the probe's text. All layers may share the same block memory, because
  * attention sees only the layer's own rows, and states begin with the first one. */
 static int forward(const struct run *r, struct probe *p, struct model_work *work,
-                   void *block_mem, float *logits)
+                   uint8_t *block_mem, size_t each, float *logits)
 {
     const struct model *m = &p->m;
     int32_t pos[MAX_PROBE], blocks[2] = {0, 1}, seq_row[2] = {0, r->n};
@@ -110,7 +110,8 @@ static int forward(const struct run *r, struct probe *p, struct model_work *work
         .n_rows = r->n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     struct kv_layer *kv = xcalloc((size_t)m->cfg.n_layers, sizeof *kv);
     for (int l = 0; l < m->cfg.n_layers; l++)
-        kv[l] = model_cache(m, l, block_mem);
+        kv[l] = model_cache(m, l,
+                            block_mem + (m->cfg.n_reading > 0 ? (size_t)l * each : 0));
     struct mat x;
     int rc = model_forward(m, work, r->s, r->ids, kv, &rows, NULL, &x);
     if (rc == 0)
@@ -140,8 +141,9 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     outside.synth_dtype = p.opts.synth_dtype = r->m->dtype;
     p.source = (struct layer_source){
         .acquire = load_layer, .release = unload_layer, .arg = &p};
-    size_t block = 2 * kv_block_bytes(p.m.cfg.n_kv_heads, p.m.cfg.d_head, p.m.dtype);
-    size_t state = model_state_bytes(&p.m.cfg);
+    size_t block = 2 * KV_BLOCK_TOKENS * model_most_kv_bytes(&p.m);
+    size_t each = MAX(block, model_state_bytes(&p.m.cfg));
+    int n_kept = p.m.cfg.n_reading > 0 ? p.m.cfg.n_layers : 1; /* later layers read them */
     struct buf kv = {0};
     int rc = weights_load(&p.m.w, p.m.source, &p.m.cfg, &outside, err);
     p.m.w.source = &p.source;
@@ -150,8 +152,9 @@ static int run(const struct run *r, enum weights_held held, float *logits, struc
     if (rc == 0)
         rc = model_work_create(&p.m, r->n, &work, err);
     if (rc == 0)
-        rc = stage_alloc(r->dev, 0, MAX(block, state), &kv, err);
-    if (rc == 0 && (rc = forward(r, &p, work, kv.ptr, logits)) != 0 && err->code != rc)
+        rc = stage_alloc(r->dev, 0, (size_t)n_kept * each, &kv, err);
+    if (rc == 0 && (rc = forward(r, &p, work, kv.ptr, each, logits)) != 0 &&
+        err->code != rc)
         err_set(err, rc, "the forward pass failed: %s", err_name(rc));
     buf_free(r->dev, &kv);
     model_work_destroy(work);

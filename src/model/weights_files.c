@@ -37,8 +37,8 @@ struct tensor_file {
 struct checkpoint {
     char *dir;
     struct gguf_files gguf; /* n 0: the files are safetensors */
-    /* The last n_dense files have the linear layers behind the pooling, one each. */
-    size_t n_files, n_dense;
+    /* The last n_behind files have the linear layers behind the pooling, one each. */
+    size_t n_files, n_behind;
     struct tensor_file *files;
 };
 
@@ -202,7 +202,7 @@ static int by_name(const void *a, const void *b)
 
 static int directory_make(struct directory *d, const struct checkpoint *cp, struct err *err)
 {
-    size_t n = 0, n_files = cp->n_files - cp->n_dense;
+    size_t n = 0, n_files = cp->n_files - cp->n_behind;
     for (size_t i = 0; i < n_files; i++)
         n += cp->files[i].tensors.n_tensors;
     d->items = xcalloc(n + 1, sizeof *d->items);
@@ -325,7 +325,7 @@ static struct fused fused_of(const struct model_config *c, const struct tensor_s
 {
     const struct tensor_part *p = &t->parts[0];
     bool down = p->slot == SLOT_DOWN || p->slot == SLOT_B_DOWN;
-    int64_t n_rows = slot_rows(c, p->slot) / c->n_experts;
+    int64_t n_rows = slot_rows(c, t->layer, p->slot) / c->n_experts;
     struct fused x = {
         .expert = p->dst_row / n_rows, .n_rows = n_rows, .step = down ? 1 : 2};
     x.first = p->dst_row % n_rows != 0;
@@ -427,6 +427,24 @@ static bool match_fused(const struct directory *d, const struct naming *n,
     return true;
 }
 
+/* Finds an expert's rows in the tensor of all experts, [n_experts][rows][cols], in which those of
+ * the gate stand before those of up. Returns whether the checkpoint has them. */
+static bool match_stacked(const struct directory *d, const struct naming *n,
+                          const struct model_config *c, const struct tensor_spec *t,
+                          struct tensor_src *out, struct err *err)
+{
+    const struct fused x = fused_of(c, t);
+    const uint64_t shape[] = {(uint64_t)x.n_rows, (uint64_t)t->cols};
+    struct found *f = fused_part(d, n, c, x.stem, "", 2, shape, err);
+    if (f == NULL || check_dtype(f, &out->dtype, err) != 0)
+        return false;
+    take_from(f, out);
+    out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
+    out->at += (uint64_t)t->parts[0].dst_row * out->file_row_bytes;
+    out->rows = rows_of_folder(c, t);
+    return true;
+}
+
 /* Takes a tensor as it is in the file, if its shape and type suit. */
 static int take_whole(const struct found *f, const struct tensor_spec *t,
                       struct tensor_src *out, struct err *err)
@@ -445,8 +463,9 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
 {
     struct err of_fused = {0};
     struct found *f = find_named(d, n, t->name);
-    if (f == NULL && c->family == FAMILY_GPT_OSS && slot_is_of_experts(t->parts[0].slot)) {
-        if (match_fused(d, n, c, t, out, &of_fused))
+    if (f == NULL && c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot)) {
+        if (c->family == FAMILY_GPT_OSS ? match_fused(d, n, c, t, out, &of_fused)
+                                        : match_stacked(d, n, c, t, out, &of_fused))
             return 0;
         if (of_fused.code != 0)
             return err_set(err, of_fused.code, "%s", of_fused.msg);
@@ -455,7 +474,7 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
         return err_set(err, ERR_MISMATCH,
                        "%s: tensor '%s' is missing, but config.json requires it; the "
                        "download is incomplete, or config.json belongs to another model",
-                       cp->n_files - cp->n_dense == 1 ? cp->files[0].path : cp->dir,
+                       cp->n_files - cp->n_behind == 1 ? cp->files[0].path : cp->dir,
                        t->name);
     d->used[f - d->items] = true;
     out->rows = rows_of_folder(c, t);
@@ -467,11 +486,11 @@ static int open_dense(struct checkpoint *cp, const struct model_config *c, struc
 {
     int rc = 0;
     cp->files = xrealloc(cp->files, (cp->n_files + CONFIG_MAX_DENSE) * sizeof *cp->files);
-    for (int i = 0; rc == 0 && i < c->n_dense; i++) {
+    for (int i = 0; rc == 0 && i < c->n_behind; i++) {
         char *name = config_dense_path(cp->dir, i);
         struct tensor_file *f = &cp->files[cp->n_files++];
         *f = (struct tensor_file){.fd = -1};
-        cp->n_dense++;
+        cp->n_behind++;
         rc = name != NULL
                  ? open_file(f, cp->dir, name, err)
                  : err_set(err, ERR_MISMATCH,
@@ -485,7 +504,7 @@ static int open_dense(struct checkpoint *cp, const struct model_config *c, struc
 static int match_dense(const struct checkpoint *cp, const struct tensor_spec *t,
                        struct tensor_src *out, struct err *err)
 {
-    size_t i = cp->n_files - cp->n_dense + (t->parts[0].slot == SLOT_DENSE_2);
+    size_t i = cp->n_files - cp->n_behind + (t->parts[0].slot == SLOT_DENSE_2);
     const struct found f = {&cp->files[i],
                             safetensors_find(&cp->files[i].tensors, "linear.weight")};
     if (f.tensor == NULL || f.file->tensors.n_tensors != 1)
@@ -545,14 +564,23 @@ static bool is_unused(const struct model_config *c, const char *name)
         bool of_hybrids;
         const char *prefix;
     } parts[] = {{false, "vision_tower."},
+                 {false, "embed_vision."},
+                 {false, "audio_tower."},
+                 {false, "embed_audio."},
                  {false, "multi_modal_projector."},
                  {true, "visual."},
                  {true, "mtp."}};
     bool sees = c->family == FAMILY_GEMMA3 || c->family == FAMILY_MISTRAL ||
-                c->family == FAMILY_MINISTRAL3;
-    int l;
+                c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GEMMA4;
+    int l, n = 0;
     if (strncmp(name, "model.", 6) == 0)
         name += 6;
+    /* Published folders have K and V of layers that read those of another one. */
+    const char *own = strncmp(name, "language_model.", 15) == 0 ? name + 15 : name;
+    if (sscanf(own, "layers.%d.self_attn.%n", &l, &n) == 1 && n > 0 &&
+        l >= config_n_keeping(c) && l < c->n_layers && (own[n] == 'k' || own[n] == 'v') &&
+        own[n + 1] == '_')
+        return true;
     if (sscanf(name, "layers.%d.", &l) == 1 && l >= c->n_layers &&
         l < c->n_layers + c->n_guessing)
         return true;
@@ -634,7 +662,7 @@ int checkpoint_match(struct checkpoint *cp, const struct model_config *c,
     struct directory d = {0};
     if (cp->gguf.n > 0)
         return gguf_match(&cp->gguf, c, want, src, err);
-    int rc = c->n_dense > 0 && cp->n_dense == 0 ? open_dense(cp, c, err) : 0;
+    int rc = c->n_behind > 0 && cp->n_behind == 0 ? open_dense(cp, c, err) : 0;
     if (rc == 0)
         rc = directory_make(&d, cp, err);
     if (rc == 0)

@@ -37,7 +37,8 @@ static const char *qkv_stem(const struct tensor_spec *t)
  * after up (phi3). */
 static const char *up_stem(const struct model_config *c, const struct tensor_spec *t)
 {
-    bool gate = c->mlp_gated && t->parts[0].dst_row == 0 && t->rows == c->n_ffn;
+    bool gate = c->mlp_gated && t->parts[0].dst_row == 0 &&
+                t->rows == config_ffn(c, t->layer);
     return gate ? "ffn_gate" : "ffn_up";
 }
 
@@ -90,6 +91,18 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_A_LOG] = "ssm_a",
         [SLOT_DT] = "ssm_dt",
         [SLOT_MIX_NORM] = "ssm_norm",
+        [SLOT_POSITIONS] = "per_layer_token_embd",
+        [SLOT_LAYER_IN] = "per_layer_model_proj",
+        [SLOT_LAYER_IN_NORM] = "per_layer_proj_norm",
+        [SLOT_LAYER_GATE] = "inp_gate",
+        [SLOT_LAYER_OUT] = "proj",
+        [SLOT_LAYER_NORM] = "post_norm",
+        [SLOT_DENSE_POST_W] = "post_ffw_norm_1",
+        [SLOT_EXPERTS_W] = "pre_ffw_norm_2",
+        [SLOT_EXPERTS_POST_W] = "post_ffw_norm_2",
+        [SLOT_ROUTER_SCALE] = "ffn_gate_inp",
+        [SLOT_EXPERT_SCALE] = "ffn_down_exps",
+        [SLOT_OUT_SCALE] = "layer_output_scale",
     };
     /* those that LFM2's files call otherwise */
     static const char *const of_lfm2[N_SLOTS] = {
@@ -135,7 +148,9 @@ static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const ch
 {
     bool is_bias = t->kind == TENSOR_BIAS && t->parts[0].slot != SLOT_SINKS;
     bool is_bare = t->parts[0].slot == SLOT_A_LOG;
-    const char *end = is_bare ? "" : is_bias ? ".bias" : ".weight";
+    bool is_scale = t->parts[0].slot == SLOT_ROUTER_SCALE ||
+                    t->parts[0].slot == SLOT_EXPERT_SCALE;
+    const char *end = is_bare ? "" : is_bias ? ".bias" : is_scale ? ".scale" : ".weight";
     if (slot_is_in_layer(t->parts[0].slot))
         snprintf(out, n, "blk.%d.%s%s", t->layer, stem, end);
     else
@@ -278,7 +293,8 @@ static int match_stacked(const struct match *m, const struct tensor_spec *t,
     *found = have != NULL;
     if (have == NULL)
         return 0;
-    int64_t n_q = slot_rows(m->c, SLOT_WQ), n_kv = slot_rows(m->c, SLOT_WKV);
+    int64_t n_q = slot_rows(m->c, t->layer, SLOT_WQ),
+            n_kv = slot_rows(m->c, t->layer, SLOT_WKV);
     if (!has_shape(have, t, n_q + n_kv))
         return wrong_shape(m, in, have, t);
     return take_rows(m, in, have, t, q ? 0 : n_q + p->dst_row, out);
@@ -291,7 +307,7 @@ static int take_expert(const struct match *m, const struct gguf_file *in,
                        struct tensor_src *out)
 {
     const struct tensor_part *p = &t->parts[0];
-    int64_t rows_each = slot_rows(m->c, p->slot) / m->c->n_experts;
+    int64_t rows_each = slot_rows(m->c, t->layer, p->slot) / m->c->n_experts;
     if (have->n_dims != t->n_dims + 1 || have->shape[0] != (uint64_t)m->c->n_experts ||
         have->shape[1] != (uint64_t)t->rows ||
         (t->n_dims == 2 && have->shape[2] != (uint64_t)t->cols))
@@ -300,6 +316,27 @@ static int take_expert(const struct match *m, const struct gguf_file *in,
                        " rows of %" PRId64 ", as the metadata asks",
                        in->path, have->name, m->c->n_experts, t->rows, t->cols);
     return take_rows(m, in, have, t, p->dst_row / rows_each * t->rows, out);
+}
+
+/* Finds the gate or up of an expert in the tensor that has both, those of the gate first.
+ * *found: the file has it. */
+static int match_both(const struct match *m, const struct tensor_spec *t,
+                      struct tensor_src *out, bool *found)
+{
+    const struct tensor_part *p = &t->parts[0];
+    const struct gguf_file *in = NULL;
+    char name[TENSOR_NAME_BYTES];
+    gguf_name(name, sizeof name, t, "ffn_gate_up_exps");
+    const struct gguf_tensor *have = p->slot == SLOT_UP ? find(m, name, &in) : NULL;
+    *found = have != NULL;
+    if (have == NULL)
+        return 0;
+    struct tensor_spec all = *t;
+    all.rows *= 2;
+    int rc = take_expert(m, in, have, &all, out);
+    if (rc == 0)
+        out->at += (uint64_t)(p->dst_row % all.rows) * out->file_row_bytes;
+    return rc;
 }
 
 static int match_one(const struct match *m, const struct tensor_spec *t,
@@ -316,7 +353,7 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     if (have != NULL)
         return has_shape(have, t, t->rows) ? take_rows(m, in, have, t, 0, out)
                                            : wrong_shape(m, in, have, t);
-    int rc = match_stacked(m, t, out, &found);
+    int rc = of_expert ? match_both(m, t, out, &found) : match_stacked(m, t, out, &found);
     if (rc == 0 && !found)
         rc = err_set(m->err, ERR_MISMATCH,
                      "%s: tensor '%s' is missing, but the metadata requires it",
@@ -324,10 +361,15 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     return rc;
 }
 
-/* Returns whether a tensor belongs to a layer that guesses tokens. */
-static bool is_guessing(const struct match *m, const char *name)
+/* Returns whether a tensor belongs to a layer that guesses tokens, or is of the K or V that a layer
+ * has and does not use. */
+static bool is_unused(const struct match *m, const char *name)
 {
-    int l;
+    int l, n = 0;
+    if (sscanf(name, "blk.%d.attn_%n", &l, &n) == 1 && n > 0 &&
+        l >= config_n_keeping(m->c) && l < m->c->n_layers &&
+        (name[n] == 'k' || name[n] == 'v'))
+        return true;
     return sscanf(name, "blk.%d.", &l) == 1 && l >= m->c->n_layers &&
            l < m->c->n_layers + m->c->n_guessing;
 }
@@ -343,7 +385,7 @@ static int refuse_unexpected(const struct match *m)
             /* a reranker's rows of "yes" and "no", which the head has */
             bool of_rank = m->c->pooling == POOLING_RANK &&
                            strncmp(name, "cls.output.", 11) == 0;
-            if (!m->used[i][k] && !of_rope && !of_rank && !is_guessing(m, name))
+            if (!m->used[i][k] && !of_rope && !of_rank && !is_unused(m, name))
                 return err_set(
                     m->err, ERR_MISMATCH,
                     "%s: tensor '%s' is not part of the %s model of %d layers that the "

@@ -110,6 +110,16 @@ static struct names names_of(const struct model_config *c)
         n.up = "w3";
         n.down = "w2";
         return n;
+    case FAMILY_GEMMA4:
+        n.positions = "model.embed_tokens_per_layer";
+        n.router = "router.proj";
+        n.expert = "experts";
+        if (c->n_experts > 0) {
+            n.gate = "gate_proj";
+            n.up = "up_proj";
+            n.down = "down_proj";
+        }
+    /* fallthrough */
     case FAMILY_GEMMA2:
     case FAMILY_GEMMA3:
         n.post1 = "post_attention_layernorm";
@@ -161,14 +171,14 @@ static struct names names_of(const struct model_config *c)
 
 /* --- sizes ------------------------------------------------------------------------------------ */
 
-static int64_t q_dim(const struct model_config *c)
+static int64_t q_dim(const struct model_config *c, int l)
 {
-    return (int64_t)c->n_heads * c->d_head;
+    return (int64_t)c->n_heads * config_d_head(c, l);
 }
 
-static int64_t kv_dim(const struct model_config *c)
+static int64_t kv_dim(const struct model_config *c, int l)
 {
-    return (int64_t)c->n_kv_heads * c->d_head;
+    return (int64_t)config_kv_heads(c, l) * config_d_head(c, l);
 }
 
 /* Returns the width of all heads of V in a recurrent layer. */
@@ -182,7 +192,7 @@ static int64_t mix_q_dim(const struct model_config *c)
     return (int64_t)c->recurrence.n_k * c->recurrence.d_k;
 }
 
-int64_t slot_rows(const struct model_config *c, enum slot s)
+int64_t slot_rows(const struct model_config *c, int l, enum slot s)
 {
     switch (s) {
     case SLOT_EMBED:
@@ -190,11 +200,21 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_HEAD_BIAS:
         return c->vocab_size;
     case SLOT_POSITIONS:
-        return (int64_t)c->max_ctx + c->position_offset;
+        return c->n_layer_embd > 0 ? c->vocab_size
+                                   : (int64_t)c->max_ctx + c->position_offset;
+    case SLOT_LAYER_IN:
+        return (int64_t)c->n_layers * c->n_layer_embd;
+    case SLOT_LAYER_GATE:
+    case SLOT_LAYER_IN_NORM:
+        return c->n_layer_embd;
+    case SLOT_EXPERT_SCALE:
+        return c->n_experts;
+    case SLOT_OUT_SCALE:
+        return 1;
     case SLOT_WQ:
-        return c->attn_gated ? 2 * q_dim(c) : q_dim(c);
+        return c->attn_gated ? 2 * q_dim(c, l) : q_dim(c, l);
     case SLOT_BQ:
-        return q_dim(c);
+        return q_dim(c, l);
     case SLOT_MIX: /* q is of no width where there are three runs as wide as v */
         return 2 * mix_q_dim(c) + (c->recurrence.kind == DELTA_NET ? 2 : 3) * mix_dim(c);
     case SLOT_MIX_BA:
@@ -214,12 +234,12 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
         return 1;
     case SLOT_WKV:
     case SLOT_BKV:
-        return 2 * kv_dim(c);
+        return 2 * kv_dim(c, l);
     case SLOT_WV:
-        return kv_dim(c);
+        return kv_dim(c, l);
     case SLOT_UP:
     case SLOT_B_UP:
-        return (int64_t)MAX(c->n_experts, 1) * c->n_ffn * (c->mlp_gated ? 2 : 1);
+        return (int64_t)MAX(c->n_experts, 1) * config_ffn(c, l) * (c->mlp_gated ? 2 : 1);
     case SLOT_DOWN:
     case SLOT_B_DOWN:
         return (int64_t)MAX(c->n_experts, 1) * c->n_embd;
@@ -233,21 +253,21 @@ int64_t slot_rows(const struct model_config *c, enum slot s)
     case SLOT_DENSE_2:
         return c->dense[1];
     case SLOT_Q_NORM:
-        return c->qk_norm == QK_NORM_ALL ? q_dim(c) : c->d_head;
+        return c->qk_norm == QK_NORM_ALL ? q_dim(c, l) : config_d_head(c, l);
     case SLOT_K_NORM:
-        return c->qk_norm == QK_NORM_ALL ? kv_dim(c) : c->d_head;
+        return c->qk_norm == QK_NORM_ALL ? kv_dim(c, l) : config_d_head(c, l);
     default:
         return c->n_embd;
     }
 }
 
-int64_t slot_cols(const struct model_config *c, enum slot s)
+int64_t slot_cols(const struct model_config *c, int l, enum slot s)
 {
     if (slot_is_vector(s))
         return 1;
     switch (s) {
     case SLOT_WO:
-        return q_dim(c);
+        return q_dim(c, l);
     case SLOT_MIX_OUT:
         return mix_dim(c);
     case SLOT_SHARED_DOWN:
@@ -255,7 +275,11 @@ int64_t slot_cols(const struct model_config *c, enum slot s)
     case SLOT_DENSE_DOWN:
         return c->n_dense_ffn;
     case SLOT_DOWN:
-        return c->n_ffn;
+        return config_ffn(c, l);
+    case SLOT_POSITIONS:
+        return c->n_layer_embd > 0 ? (int64_t)c->n_layers * c->n_layer_embd : c->n_embd;
+    case SLOT_LAYER_OUT:
+        return c->n_layer_embd;
     case SLOT_DENSE_2:
         return c->dense[0];
     default:
@@ -303,7 +327,7 @@ static void finish(struct builder *b, struct tensor_spec *t, enum tensor_kind ki
 {
     t->kind = kind;
     t->n_dims = kind == TENSOR_MATRIX ? 2 : 1;
-    t->cols = slot_cols(b->c, t->parts[0].slot);
+    t->cols = slot_cols(b->c, b->layer, t->parts[0].slot);
 }
 
 static bool slot_has(const struct model_config *c, enum slot bias)
@@ -346,26 +370,26 @@ static void add_linear(struct builder *b, const char *stem, enum slot w, enum sl
 static void add_norm(struct builder *b, const char *stem, enum slot w, enum slot bias)
 {
     struct tensor_spec *t = add_spec(b, stem, ".weight");
-    add_part(t, whole(w, 0, slot_rows(b->c, w)));
+    add_part(t, whole(w, 0, slot_rows(b->c, b->layer, w)));
     finish(b, t, TENSOR_NORM);
     if (b->c->norm != NORM_LAYER || bias == N_SLOTS)
         return;
-    add_bias(b, stem, bias, 0, slot_rows(b->c, bias));
+    add_bias(b, stem, bias, 0, slot_rows(b->c, b->layer, bias));
 }
 
 static void add_table(struct builder *b, const char *stem, enum slot s)
 {
     struct tensor_spec *t = add_spec(b, stem, ".weight");
-    add_part(t, whole(s, 0, slot_rows(b->c, s)));
+    add_part(t, whole(s, 0, slot_rows(b->c, b->layer, s)));
     finish(b, t, TENSOR_MATRIX);
 }
 
 static void split_stacked(const struct model_config *c, struct tensor_spec *t, enum slot q,
                           enum slot kv)
 {
-    add_part(t, whole(q, 0, q_dim(c)));
-    struct tensor_part rest = whole(kv, 0, 2 * kv_dim(c));
-    rest.src_row = q_dim(c);
+    add_part(t, whole(q, 0, q_dim(c, 0)));
+    struct tensor_part rest = whole(kv, 0, 2 * kv_dim(c, 0));
+    rest.src_row = q_dim(c, 0);
     add_part(t, rest);
 }
 
@@ -383,7 +407,7 @@ static void split_grouped(const struct model_config *c, struct tensor_spec *t, e
     p.n_rows = c->d_head;
     add_part(t, p);
     p.src_row += c->d_head;
-    p.dst_row = kv_dim(c);
+    p.dst_row = kv_dim(c, 0);
     add_part(t, p);
 }
 
@@ -423,7 +447,7 @@ static void add_gated_q(struct builder *b, const char *stem)
 {
     const struct model_config *c = b->c;
     add_groups(b, stem, c->n_heads, 2, (const enum slot[]){SLOT_WQ, SLOT_WQ},
-               (const int64_t[]){c->d_head, c->d_head}, (const int64_t[]){0, q_dim(c)});
+               (const int64_t[]){c->d_head, c->d_head}, (const int64_t[]){0, q_dim(c, 0)});
 }
 
 /* Adds the vector `stem` of a recurrent layer. */
@@ -431,7 +455,7 @@ static struct tensor_spec *add_vector(struct builder *b, const char *stem, enum 
                                       enum tensor_kind kind)
 {
     struct tensor_spec *t = add_spec(b, stem, "");
-    add_part(t, whole(s, 0, slot_rows(b->c, s)));
+    add_part(t, whole(s, 0, slot_rows(b->c, b->layer, s)));
     finish(b, t, kind);
     return t;
 }
@@ -485,16 +509,32 @@ static void add_recurrence(struct builder *b)
     add_linear(b, "linear_attn.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, c->n_embd);
 }
 
+/* Adds W_k, whose rows are also those of W_v. */
+static void add_k_as_v(struct builder *b, const char *stem, int64_t n_rows)
+{
+    struct tensor_spec *t = add_spec(b, stem, ".weight");
+    add_part(t, whole(SLOT_WKV, 0, n_rows));
+    add_part(t, whole(SLOT_WKV, n_rows, n_rows));
+    finish(b, t, TENSOR_MATRIX);
+    t->rows = n_rows;
+}
+
 static void add_qkv(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
+    int64_t q = q_dim(c, b->layer), kv = kv_dim(c, b->layer);
+    bool reads = b->layer >= config_n_keeping(c);
     if (n->layout == QKV_SEPARATE) {
         if (c->attn_gated)
             add_gated_q(b, n->qkv[0]);
         else
-            add_linear(b, n->qkv[0], SLOT_WQ, SLOT_BQ, 0, q_dim(c));
-        add_linear(b, n->qkv[1], SLOT_WKV, SLOT_BKV, 0, kv_dim(c));
-        add_linear(b, n->qkv[2], SLOT_WKV, SLOT_BKV, kv_dim(c), kv_dim(c));
+            add_linear(b, n->qkv[0], SLOT_WQ, SLOT_BQ, 0, q);
+        if (!reads && c->v_is_k && !layer_set_has(&c->windowed, b->layer)) {
+            add_k_as_v(b, n->qkv[1], kv);
+        } else if (!reads) {
+            add_linear(b, n->qkv[1], SLOT_WKV, SLOT_BKV, 0, kv);
+            add_linear(b, n->qkv[2], SLOT_WKV, SLOT_BKV, kv, kv);
+        }
     } else {
         add_fused(b, n->layout, n->qkv[0], false);
         if (c->qkv_bias)
@@ -502,7 +542,8 @@ static void add_qkv(struct builder *b, const struct names *n)
     }
     if (c->qk_norm) {
         add_norm(b, n->q_norm, SLOT_Q_NORM, N_SLOTS);
-        add_norm(b, n->k_norm, SLOT_K_NORM, N_SLOTS);
+        if (!reads)
+            add_norm(b, n->k_norm, SLOT_K_NORM, N_SLOTS);
     }
     if (c->attn_sinks) {
         struct tensor_spec *t = add_spec(b, SINKS_NAME, "");
@@ -558,19 +599,26 @@ static void add_experts(struct builder *b, const struct names *n)
 static void add_mlp(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
-    if (config_has_experts(c, b->layer)) {
+    bool has_experts = config_has_experts(c, b->layer);
+    if (has_experts)
         add_experts(b, n);
-        return;
+    if (c->dense_beside) {
+        add_vector(b, "router.scale", SLOT_ROUTER_SCALE, TENSOR_FACTOR);
+        add_vector(b, "router.per_expert_scale", SLOT_EXPERT_SCALE, TENSOR_FACTOR);
+        add_norm(b, "post_feedforward_layernorm_1", SLOT_DENSE_POST_W, N_SLOTS);
+        add_norm(b, "pre_feedforward_layernorm_2", SLOT_EXPERTS_W, N_SLOTS);
+        add_norm(b, "post_feedforward_layernorm_2", SLOT_EXPERTS_POST_W, N_SLOTS);
     }
-    if (c->n_experts > 0) {
+    if (c->n_experts > 0 && (!has_experts || c->dense_beside))
         add_gated(b, "mlp", SLOT_DENSE_UP, SLOT_DENSE_DOWN, c->n_dense_ffn);
+    if (c->n_experts > 0)
         return;
-    }
     if (n->gate != NULL && c->mlp_gated) {
-        add_linear(b, n->gate, SLOT_UP, SLOT_B_UP, 0, c->n_ffn);
-        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, c->n_ffn, c->n_ffn);
+        int64_t n_ffn = config_ffn(c, b->layer);
+        add_linear(b, n->gate, SLOT_UP, SLOT_B_UP, 0, n_ffn);
+        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, n_ffn, n_ffn);
     } else {
-        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, 0, slot_rows(c, SLOT_UP));
+        add_linear(b, n->up, SLOT_UP, SLOT_B_UP, 0, slot_rows(c, b->layer, SLOT_UP));
     }
     add_linear(b, n->down, SLOT_DOWN, SLOT_B_DOWN, 0, c->n_embd);
 }
@@ -593,6 +641,14 @@ static void add_layer(struct builder *b, const struct names *n)
     add_mlp(b, n);
     if (n->post2 != NULL)
         add_norm(b, n->post2, SLOT_POST2_W, N_SLOTS);
+    if (b->c->n_layer_embd > 0) {
+        add_linear(b, "per_layer_input_gate", SLOT_LAYER_GATE, N_SLOTS, 0,
+                   b->c->n_layer_embd);
+        add_linear(b, "per_layer_projection", SLOT_LAYER_OUT, N_SLOTS, 0, b->c->n_embd);
+        add_norm(b, "post_per_layer_input_norm", SLOT_LAYER_NORM, N_SLOTS);
+    }
+    if (b->c->out_scaled)
+        add_vector(b, "layer_scalar", SLOT_OUT_SCALE, TENSOR_FACTOR);
 }
 
 void tensor_list_make(struct tensor_list *out, const struct model_config *c)
@@ -602,8 +658,13 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     struct builder b = {.c = c, .list = out};
     /* A tied embedding table is the packed head, from which embedding rows are also read. */
     add_table(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
-    if (c->position == POSITION_LEARNED)
+    if (n.positions != NULL && (c->position == POSITION_LEARNED || c->n_layer_embd > 0))
         add_table(&b, n.positions, SLOT_POSITIONS);
+    if (c->n_layer_embd > 0) {
+        add_linear(&b, "model.per_layer_model_projection", SLOT_LAYER_IN, N_SLOTS, 0,
+                   slot_rows(c, 0, SLOT_LAYER_IN));
+        add_norm(&b, "model.per_layer_projection_norm", SLOT_LAYER_IN_NORM, N_SLOTS);
+    }
     b.layer_name = n.layer;
     for (b.layer = 0; b.layer < c->n_layers; b.layer++)
         add_layer(&b, &n);
@@ -614,10 +675,10 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
         add_linear(&b, HEAD_NAME, SLOT_HEAD, SLOT_HEAD_BIAS, 0, c->vocab_size);
     else if (c->head_bias)
         add_bias(&b, HEAD_NAME, SLOT_HEAD_BIAS, 0, c->vocab_size);
-    for (int i = 0; i < c->n_dense; i++) {
+    for (int i = 0; i < c->n_behind; i++) {
         enum slot s = i == 0 ? SLOT_DENSE_1 : SLOT_DENSE_2;
         /* the names of GGUF files; a folder has each in a folder of its own, as "linear" */
-        add_linear(&b, i == 0 ? "dense_2" : "dense_3", s, N_SLOTS, 0, slot_rows(c, s));
+        add_linear(&b, i == 0 ? "dense_2" : "dense_3", s, N_SLOTS, 0, slot_rows(c, 0, s));
     }
 }
 

@@ -20,7 +20,7 @@
 enum slot {
     /* Tables, in which rows are looked up, in the checkpoint's own type. */
     SLOT_EMBED,
-    SLOT_POSITIONS,
+    SLOT_POSITIONS, /* or the tokens' embeddings of all layers, one behind another */
     /* Matrices, which are packed. */
     SLOT_HEAD,
     SLOT_WQ,
@@ -36,22 +36,33 @@ enum slot {
     SLOT_SHARED_DOWN,
     SLOT_DENSE_UP, /* of a layer without experts among layers with them: gate and up */
     SLOT_DENSE_DOWN,
+    SLOT_LAYER_GATE, /* of each layer's own embeddings (config.h, n_layer_embd): in; out */
+    SLOT_LAYER_OUT,
     /* Always f32 (slot_is_f32). */
     SLOT_ROUTER,
     SLOT_MIX_BA, /* of recurrent layers: beta and a */
     SLOT_SHARED_GATE,
-    SLOT_DENSE_1, /* linear layers behind the pooling of embeddings (config.h, n_dense) */
+    SLOT_LAYER_IN, /* from a token's embedding to those of all layers, one behind another */
+    SLOT_DENSE_1,  /* linear layers behind the pooling of embeddings (config.h, n_behind) */
     SLOT_DENSE_2,
     /* Vectors, in f32. */
     SLOT_HEAD_BIAS,
     SLOT_FINAL_NORM_W,
     SLOT_FINAL_NORM_B,
+    SLOT_LAYER_IN_NORM,
     SLOT_NORM1_W,
     SLOT_NORM1_B,
     SLOT_NORM2_W,
     SLOT_NORM2_B,
     SLOT_POST1_W, /* norms of what attention and MLP add (NORMS_AROUND) */
     SLOT_POST2_W,
+    SLOT_LAYER_NORM,   /* of the result of SLOT_LAYER_OUT */
+    SLOT_DENSE_POST_W, /* of the results of an MLP beside experts */
+    SLOT_EXPERTS_W,    /* of the experts' inputs, and of their results */
+    SLOT_EXPERTS_POST_W,
+    SLOT_ROUTER_SCALE, /* factors of the router's input, and of each expert's share */
+    SLOT_EXPERT_SCALE,
+    SLOT_OUT_SCALE, /* factor of the layer's result */
     SLOT_BQ,
     SLOT_BKV,
     SLOT_Q_NORM,
@@ -100,12 +111,12 @@ static inline bool slot_is_in_layer(enum slot s)
 {
     return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD && s != SLOT_DENSE_1 &&
            s != SLOT_DENSE_2 && s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W &&
-           s != SLOT_FINAL_NORM_B;
+           s != SLOT_FINAL_NORM_B && s != SLOT_LAYER_IN && s != SLOT_LAYER_IN_NORM;
 }
 
-/* Return the rows and columns of a slot; a vector has one column. */
-int64_t slot_rows(const struct model_config *c, enum slot s);
-int64_t slot_cols(const struct model_config *c, enum slot s);
+/* Return the rows and columns of layer l's slot; a vector has one column. */
+int64_t slot_rows(const struct model_config *c, int l, enum slot s);
+int64_t slot_cols(const struct model_config *c, int l, enum slot s);
 
 /* No part names SLOT_WV: rows of W_v go to SLOT_WKV, behind those of W_k. */
 struct tensor_part {

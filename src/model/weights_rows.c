@@ -390,8 +390,8 @@ static int deliver(struct loader *ld, const struct unit *u, enum slot s, int64_t
         return deliver_table(ld, u, s, at, dst_row, n);
     for (int rank = 0; rank < ld->n_ranks; rank++) {
         int64_t row = dst_row, end = dst_row + n, own_row, n_own;
-        for (; rc == 0 &&
-               share_next(ld->c, s, rank, ld->n_ranks, &row, end, &own_row, &n_own);
+        for (; rc == 0 && share_next(ld->c, u->l->t->layer, s, rank, ld->n_ranks, &row, end,
+                                     &own_row, &n_own);
              row += n_own) {
             int64_t from = at + row - dst_row;
             if (u->only_asks)

@@ -47,11 +47,11 @@ enum dtype tensor_src_q4_type(const struct tensor_src *src)
     return DTYPE_F32;
 }
 
-enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held)
+enum dtype tensor_table_dtype(const struct tensor_src *src, enum slot s, enum dtype held)
 {
     enum dtype own = tensor_src_q4_type(src);
-    if (held == DTYPE_Q4 && own != DTYPE_F32)
-        return own;
+    if (held == DTYPE_Q4 && s == SLOT_EMBED && own != DTYPE_F32)
+        return own; /* of another table columns are looked up, which may be no whole blocks */
     return tensor_src_is_quantised(src) && held != DTYPE_F32 ? DTYPE_BF16 : src->dtype;
 }
 
@@ -256,7 +256,8 @@ static int describe_packed(struct weights_info *out, const char *source,
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; rc == 0 && i < set->list.n; i++) {
         const struct tensor_spec *t = &set->list.items[i];
-        enum dtype type = packed_type(&f, t->layer, matrix_of_part(cfg, &t->parts[0]));
+        enum dtype type = packed_type(&f, t->layer,
+                                      matrix_of_part(cfg, t->layer, &t->parts[0]));
         uint64_t n = (uint64_t)(t->rows * t->cols);
         out->tensors[out->n_tensors++] = (struct tensor_info){
             .name = t->name,
@@ -341,7 +342,7 @@ void weights_table_types(const struct weights_info *info, enum dtype held,
     for (size_t i = 0; i < set->list.n; i++) {
         enum slot s = set->list.items[i].parts[0].slot;
         if (slot_is_table(s))
-            out[s == SLOT_EMBED ? 0 : 1] = tensor_table_dtype(&set->src[i], held);
+            out[s == SLOT_EMBED ? 0 : 1] = tensor_table_dtype(&set->src[i], s, held);
     }
 }
 

@@ -132,9 +132,9 @@ void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer);
 /* Returns the 4-bit or 6-bit type of a GGUF tensor; DTYPE_F32 if it has none. */
 enum dtype tensor_src_q4_type(const struct tensor_src *src);
 
-/* Returns the row type of a table on a device that holds matrices as `held`: with DTYPE_Q4 the
- * file's own 4-bit or 6-bit type. */
-enum dtype tensor_table_dtype(const struct tensor_src *src, enum dtype held);
+/* Returns the row type of a table on a device that holds matrices as `held`: with DTYPE_Q4
+ * that of the embedding table is the file's own 4-bit or 6-bit type. */
+enum dtype tensor_table_dtype(const struct tensor_src *src, enum slot s, enum dtype held);
 
 /* Returns the bytes of k elements of a row: of a table, or of rows that weight_pack takes. */
 static inline size_t tensor_row_bytes(enum dtype t, int64_t k)

@@ -39,6 +39,9 @@ struct activations {
      * their weights (experts.c). */
     struct mat rows, router;
     int32_t *experts;
+    struct mat beside; /* results of experts beside an MLP */
+    /* With embeddings of each layer: the tokens' own, T; the layer's gate and its embeddings */
+    struct mat token_embd, layer_embd;
 };
 
 struct model_work {
@@ -57,12 +60,19 @@ struct layer_call {
     struct stream *s;
     int l;
     const struct layer_weights *lw;
-    struct mat x, out, kv_rows;
+    const int32_t *ids; /* of the rows; NULL: unknown, and no layer needs them */
+    struct mat x, out,
+        kv_rows; /* kv_rows is empty if the layer has no K and V of its own */
     const struct kv_layer *kv;
     const struct ragged *r;
 };
 
 enum activation model_activation(enum act_kind a);
+/* Returns the matrix that is the e-th run of n rows of w; n is a multiple of 16. */
+struct weight weight_run(const struct model *m, const struct weight *w, int e, int64_t n);
+/* Multiplies rows by a factor, in place. */
+int scale_rows(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
+               float factor);
 
 /* Queues the layer's operations, or makes the device replay them. */
 int layer_forward(struct layer_call *c);

@@ -24,7 +24,6 @@
 struct kv_pool {
     struct device *device;
     struct kv_pool_opts opts;
-    size_t layer_bytes;
     struct stage_blocks {
         int first, n_layers;
         size_t block_bytes;
@@ -46,9 +45,9 @@ struct kv_pool {
     struct prefix *prefix; /* NULL: nothing is kept */
 };
 
-static size_t layer_bytes(const struct kv_pool_opts *o)
+static bool is_local(const struct kv_pool_opts *o, int layer)
 {
-    return kv_block_bytes(o->n_kv, o->d_head, o->dtype);
+    return o->local_n_kv > 0 && layer_set_has(&o->local, layer);
 }
 
 /* Returns how many of the layers before `layer` are recurrent. */
@@ -65,10 +64,21 @@ static size_t states_bytes(const struct kv_pool_opts *o)
     return (size_t)n_recurrent(o, o->n_layers) * (size_t)o->n_states * o->state_bytes;
 }
 
+/* Returns the bytes of a block in layers [from, to). */
+static size_t layers_bytes(const struct kv_pool_opts *o, int from, int to)
+{
+    size_t n = 0;
+    for (int l = from; l < to; l++)
+        if (is_local(o, l))
+            n += kv_block_bytes(o->local_n_kv, o->local_d_head, o->dtype);
+        else if (o->state_bytes == 0 || !layer_set_has(&o->recurrent, l))
+            n += kv_block_bytes(o->n_kv, o->d_head, o->dtype);
+    return n;
+}
+
 size_t kv_pool_bytes(const struct kv_pool_opts *o)
 {
-    size_t n_paged = (size_t)(o->n_layers - n_recurrent(o, o->n_layers));
-    return layer_bytes(o) * n_paged * (size_t)o->n_blocks + states_bytes(o);
+    return layers_bytes(o, 0, o->n_layers) * (size_t)o->n_blocks + states_bytes(o);
 }
 
 static int reserve_blocks(struct kv_pool *p, struct err *err)
@@ -82,10 +92,10 @@ static int reserve_blocks(struct kv_pool *p, struct err *err)
             continue;
         struct stage_blocks *b = &p->stage[stage_of(l, p->opts.n_layers, n_stages)];
         b->first = b->n_layers++ == 0 ? l : b->first;
+        b->block_bytes += layers_bytes(&p->opts, l, l + 1);
     }
     for (int k = 0; k < n_stages && rc == 0; k++) {
         struct stage_blocks *b = &p->stage[k];
-        b->block_bytes = p->layer_bytes * (size_t)b->n_layers;
         rc = stage_alloc(p->device, k, b->block_bytes * (size_t)p->opts.n_blocks, &b->mem,
                          err);
     }
@@ -105,14 +115,14 @@ static struct kv_layer layer_view(const struct kv_pool *p, int layer)
             .stage = stage,
             .dtype = DTYPE_F32,
         };
-    int at = layer - n_before - (b->first - n_recurrent(&p->opts, b->first));
+    bool local = is_local(&p->opts, layer);
     return (struct kv_layer){
-        .blocks = (uint8_t *)b->mem.ptr + (size_t)at * p->layer_bytes,
+        .blocks = (uint8_t *)b->mem.ptr + layers_bytes(&p->opts, b->first, layer),
         .block_stride = b->block_bytes,
         .stage = stage,
         .dtype = p->opts.dtype,
-        .n_kv = p->opts.n_kv,
-        .d_head = p->opts.d_head,
+        .n_kv = local ? p->opts.local_n_kv : p->opts.n_kv,
+        .d_head = local ? p->opts.local_d_head : p->opts.d_head,
     };
 }
 
@@ -166,7 +176,6 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     struct kv_pool *p = xcalloc(1, sizeof *p);
     p->device = d;
     p->opts = *o;
-    p->layer_bytes = layer_bytes(o);
     p->has_memory = o->numbers == NULL;
     p->opts.numbers = NULL;
     p->numbers.n[0] = o->n_blocks;

@@ -50,6 +50,9 @@ struct kv_pool_numbers {
 
 struct kv_pool_opts {
     int n_layers, n_kv, d_head;
+    /* K/V heads of the layers in `local`, and their width; 0: those of the other layers */
+    struct layer_set local;
+    int local_n_kv, local_d_head;
     enum dtype dtype;
     int n_blocks;
     const struct kv_pool_numbers *numbers; /* NULL: the pool has memory for its blocks */

@@ -53,9 +53,9 @@ void profile_begin(struct platform *p, const struct model *m,
     snprintf(p->model, sizeof p->model, "%s", hex);
     snprintf(p->commit, sizeof p->commit, "%s", "-");
     strftime(p->date, sizeof p->date, "%Y-%m-%d", gmtime_r(&now, &tm));
-    p->n_layers = m->cfg.n_layers;
+    p->n_layers = config_n_keeping(&m->cfg);
     p->h_bytes = (double)model_hidden_bytes(m);
-    p->kv_bytes = (double)model_kv_bytes(m);
+    p->kv_bytes = model_mean_kv_bytes(m);
 }
 
 struct platform_shape profile_shape(const char *name, const struct model_config *c,

@@ -92,27 +92,27 @@ struct bench_sizes {
 static struct bench_sizes sizes_of(const struct model *m, int rows, int n_ctx)
 {
     int n_blocks = (n_ctx + KV_BLOCK_TOKENS - 1) / KV_BLOCK_TOKENS;
-    size_t block = kv_block_bytes(model_rank_kv_heads(m), m->cfg.d_head, m->dtype);
+    size_t block = KV_BLOCK_TOKENS * model_most_kv_bytes(m) / (size_t)m->dev->n_ranks;
     return (struct bench_sizes){
         .n_blocks = n_blocks,
         .block = block,
         .kv = MAX((size_t)n_blocks * block, model_state_bytes(&m->cfg)),
         .x = (size_t)rows * model_hidden_bytes(m),
-        .rows = (size_t)rows * model_kv_bytes(m),
+        .rows = (size_t)rows * model_most_kv_bytes(m),
         .logits = round_up((uint64_t)m->cfg.vocab_size * sizeof(float), 64)};
 }
 
 /* Returns the number of records in the sample of loading. */
 static size_t n_loaded(const struct model *m)
 {
-    size_t n = LOAD_BYTES / record_bytes(m, STORE_KV);
+    size_t n = LOAD_BYTES / record_bytes(m, 0, STORE_KV);
     return MIN(MAX(n, 8), 256);
 }
 
 size_t profile_device_bytes(const struct model *m, int max_rows)
 {
     struct bench_sizes z = sizes_of(m, max_rows, context_of(m, max_rows, FAR_PAST));
-    size_t record = record_bytes(m, STORE_KV);
+    size_t record = record_bytes(m, 0, STORE_KV);
     size_t load = n_loaded(m) * (record + z.block + sizeof(uint64_t));
     return z.kv + z.x + z.rows + z.logits + model_hidden_bytes(m) + load +
            PROFILE_COPY_BYTES;
@@ -145,7 +145,7 @@ static int bench_init(struct bench *b, const struct model *m, struct model_work 
     bench_layer(b, 0);
     b->x.n = 1;
     b->x.x[0][0] = mat_of(p + kv_bytes, m->dtype, rows, m->cfg.n_embd);
-    b->kv_rows = mat_of(p + kv_bytes + z.x, m->dtype, rows, 2 * model_rank_kv_dim(m));
+    b->kv_rows = model_kv_rows(m, 0, p + kv_bytes + z.x, rows);
     b->logits = mat_of(b->head_mem.ptr, DTYPE_F32, 1, m->cfg.vocab_size);
     b->head_x = mat_of((uint8_t *)b->head_mem.ptr + z.logits, m->dtype, 1, m->cfg.n_embd);
     b->pos = xcalloc((size_t)n_ctx, sizeof *b->pos);
@@ -187,13 +187,15 @@ static int run_layer(struct bench *b, int n)
 {
     struct ragged r = bench_rows(b, n);
     struct model_pass p;
-    model_pass_begin(&p, &(struct model_pass_opts){.model = b->m,
-                                                   .work = b->w,
-                                                   .stream = b->s,
-                                                   .n_rows = n,
-                                                   .x = &b->x,
-                                                   .first_layer = b->layer,
-                                                   .kv = b->all_kv});
+    model_pass_begin(
+        &p, &(struct model_pass_opts){.model = b->m,
+                                      .work = b->w,
+                                      .stream = b->s,
+                                      .n_rows = n,
+                                      .x = &b->x,
+                                      .first_layer = b->layer,
+                                      .ids = b->m->cfg.n_layer_embd > 0 ? b->ids : NULL,
+                                      .kv = b->all_kv});
     int rc = model_pass_layer(&p, &r);
     model_pass_end(&p);
     return rc;
@@ -277,7 +279,7 @@ static void load_share(void *arg, int thread_idx, int n_threads)
 {
     struct load *ld = arg;
     const struct model *m = ld->b->m;
-    size_t bytes = record_bytes(m, STORE_KV);
+    size_t bytes = record_bytes(m, 0, STORE_KV);
     long begin, end;
     pool_share(ld->sums != NULL ? 0 : ld->n, 1, thread_idx, n_threads, &begin, &end);
     for (long c = ld->first + begin; c < ld->first + end; c++) {
@@ -301,7 +303,7 @@ static void load_twins(struct load *ld)
     int32_t blocks[RESTORE_GROUP_CHUNKS];
     uint32_t n_bytes[RESTORE_GROUP_CHUNKS];
     struct stream *check = ld->streams[0];
-    struct kv_chunks c = {.stride = record_bytes(m, STORE_KV), .blocks = blocks};
+    struct kv_chunks c = {.stride = record_bytes(m, 0, STORE_KV), .blocks = blocks};
     long end = ld->first + ld->n,
          most = m->rope[ROPE_GLOBAL][0].max_pos / STORE_CHUNK_TOKENS;
     int rc = 0;
@@ -340,7 +342,7 @@ static int load_begin(struct bench *b, struct load *ld)
 {
     const struct model *m = b->m;
     int n_threads = pool_threads(m->dev->pool), rc;
-    size_t record = record_bytes(m, STORE_KV);
+    size_t record = record_bytes(m, 0, STORE_KV);
     size_t n = n_loaded(m);
     int layer = 0; /* one that has K and V */
     while (config_is_recurrent(&b->m->cfg, layer))
@@ -424,7 +426,7 @@ static int fit_unpack(struct platform *p, struct bench *b, struct load *ld)
 {
     const struct model *m = b->m;
     enum pack_type type = save_pack_type(m->dtype);
-    struct unpack u = {.ld = ld, .record = record_bytes(m, STORE_KV)};
+    struct unpack u = {.ld = ld, .record = record_bytes(m, 0, STORE_KV)};
     int rc = 0;
     double seconds = 0;
     u.n = MIN(ld->n_chunks / 2, UNPACK_BYTES / (long)u.record);
@@ -548,7 +550,7 @@ static int fit_layers(struct platform *p, struct bench *b, int rows, bool full)
 
 static double projection_flop(const struct model *m, int n)
 {
-    return 2.0 * n * m->cfg.n_embd * 2 * model_kv_dim(m);
+    return 2.0 * n * m->cfg.n_embd * 2 * model_kv_dim(m, 0);
 }
 
 static int fit_projection(struct platform *p, struct bench *b, int rows, bool full)

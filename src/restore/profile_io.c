@@ -57,7 +57,7 @@ static int reads_open(struct reads *r, const struct model *m,
                       const struct profile_source *from, int depth, struct err *err)
 {
     CHECK(from->n_hits > 0);
-    size_t hidden = model_hidden_bytes(m), kv = model_kv_bytes(m);
+    size_t hidden = model_hidden_bytes(m), kv = model_most_kv_bytes(m);
     *r = (struct reads){.m = m, .from = from};
     r->room = store_read_room(from->store, STORE_CHUNK_TOKENS * MAX(hidden, kv));
     size_t most = STAGING_BYTES / r->room;
@@ -79,7 +79,7 @@ static void reads_close(struct reads *r)
 /* Finds the next record of this kind, round and round. Returns false if there is none. */
 static bool next_record(struct reads *r, enum store_kind kind, struct store_read *read)
 {
-    int n_layers = r->m->cfg.n_layers;
+    int n_layers = config_n_keeping(&r->m->cfg);
     for (long tried = 0; tried <= (long)n_layers * r->from->n_hits; tried++) {
         if (r->chunk == r->from->n_hits) {
             r->chunk = 0;
@@ -318,7 +318,8 @@ static int project_for_a_while(struct projecting *p, double *per_s)
         int l = n % p->n_layers;
         while (config_is_recurrent(&p->m->cfg, l)) /* it has no K and V */
             l = (l + 1) % p->n_layers;
-        rc = model_kv_project(p->m, p->w, p->s, l, p->hidden, p->kv_rows);
+        rc = model_kv_project(p->m, p->w, p->s, l, p->hidden,
+                              model_kv_rows(p->m, l, p->kv_rows.data, p->kv_rows.rows));
         if (rc == 0)
             rc = stream_sync(p->s);
         now = clock_now_ns();
@@ -388,13 +389,13 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
     int rows = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS;
     rows = MIN(model_work_rows(w), rows);
     struct projecting c = {.m = m, .w = w, .s = s};
-    while (c.n_layers < m->cfg.n_layers && model_stage(m, c.n_layers) == 0)
+    while (c.n_layers < config_n_keeping(&m->cfg) && model_stage(m, c.n_layers) == 0)
         c.n_layers++;
     size_t hidden = (size_t)rows * model_hidden_bytes(m);
     struct reads r;
     int rc = reads_open(&r, m, from, 0, err);
     if (rc == 0)
-        rc = buf_alloc(m->dev, MEM_DEVICE, hidden + (size_t)rows * model_kv_bytes(m),
+        rc = buf_alloc(m->dev, MEM_DEVICE, hidden + (size_t)rows * model_most_kv_bytes(m),
                        &c.mem, err);
     if (rc == 0) {
         struct beside b = {.r = &r,
@@ -403,8 +404,7 @@ int profile_overlap(struct platform *p, const struct model *m, struct model_work
         if (m->dev->unified) /* takes the page faults now */
             memset(c.mem.ptr, 0, c.mem.bytes);
         c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
-        c.kv_rows = mat_of((uint8_t *)c.mem.ptr + hidden, m->dtype, rows,
-                           2 * model_rank_kv_dim(m));
+        c.kv_rows = model_kv_rows(m, 0, (uint8_t *)c.mem.ptr + hidden, rows);
         rc = read_records(&r, b.kind, 1, 1, NULL, &warm, err);
         if (rc == 0 && r.in_place) /* no bytes are moved, so reading slows nothing */
             p->io_overlap = p->comp_overlap = 1;
@@ -433,7 +433,8 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
     int n_hits = store_sample(store, fingerprint, CHECK_CHUNKS, hits);
     const struct profile_source from = {.store = store, .hits = hits, .n_hits = n_hits};
     struct platform_tier *tier = &p->tier[0];
-    bool kv = n_hits > 0 && store_mask_has(&hits[0].mask, m->cfg.n_layers - 1, STORE_KV);
+    bool kv = n_hits > 0 &&
+              store_mask_has(&hits[0].mask, config_n_keeping(&m->cfg) - 1, STORE_KV);
     enum store_kind kind = kv ? STORE_KV : STORE_HIDDEN;
     enum platform_record record = kv ? RECORD_KV : RECORD_HIDDEN;
     double each_s = platform_read_s(p, 0, STORE_CHUNK_TOKENS, record);
@@ -442,7 +443,7 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
         return;
     if (reads_open(&r, m, &from, n, NULL) == 0 &&
         read_records(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place) {
-        double plain = (double)n * (double)record_bytes(m, kind);
+        double plain = (double)n * (double)record_bytes(m, 0, kind);
         each_s = platform_stored_read_s(p, 0, STORE_CHUNK_TOKENS, record,
                                         (double)t.bytes / plain); /* some may be packed */
         correction_check(&tier->correction, tier->latency_s + n * each_s,
@@ -462,7 +463,7 @@ static void check_projection(struct platform *p, const struct model *m,
     while (2 * rows <= most && CHECK_RUNS * platform_h_s(p, 2 * rows) <= CHECK_S)
         rows *= 2;
     size_t hidden = (size_t)rows * model_hidden_bytes(m);
-    size_t bytes = hidden + (size_t)rows * model_kv_bytes(m);
+    size_t bytes = hidden + (size_t)rows * model_kv_bytes(m, 0);
     if (rows > most || buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, NULL) != 0)
         return;
     if (m->dev->unified)
@@ -470,9 +471,8 @@ static void check_projection(struct platform *p, const struct model *m,
     double best_s = INFINITY;
     for (int i = 0, rc = 0; rc == 0 && i < CHECK_RUNS; i++) {
         int64_t t0 = clock_now_ns();
-        rc = model_kv_project(
-            m, w, s, 0, mat_of(mem.ptr, m->dtype, rows, m->cfg.n_embd),
-            mat_of((uint8_t *)mem.ptr + hidden, m->dtype, rows, 2 * model_rank_kv_dim(m)));
+        rc = model_kv_project(m, w, s, 0, mat_of(mem.ptr, m->dtype, rows, m->cfg.n_embd),
+                              model_kv_rows(m, 0, (uint8_t *)mem.ptr + hidden, rows));
         if (rc == 0)
             rc = stream_sync(s);
         if (rc == 0)

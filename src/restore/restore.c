@@ -55,8 +55,8 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err)
  * is not encrypted. */
 static size_t slot_bytes(const struct model *m, const struct store *s)
 {
-    size_t hidden = store_read_room(s, record_bytes(m, STORE_HIDDEN));
-    size_t kv = store_read_room(s, record_bytes(m, STORE_KV));
+    size_t hidden = store_read_room(s, record_most_bytes(m, STORE_HIDDEN));
+    size_t kv = store_read_room(s, record_most_bytes(m, STORE_KV));
     return MAX(GROUP * MAX(hidden, kv), store_read_room(s, model_state_bytes(&m->cfg)));
 }
 
@@ -68,7 +68,7 @@ static int n_slots(size_t slot, size_t staging_bytes)
 
 static size_t scratch_bytes(const struct model *m, int max_rows)
 {
-    return (size_t)max_rows * (model_kv_bytes(m) + model_hidden_bytes(m));
+    return (size_t)max_rows * (model_most_kv_bytes(m) + model_hidden_bytes(m));
 }
 
 size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
@@ -151,14 +151,14 @@ static int reserve_scratch(struct restore_pipeline *r, struct err *err)
 {
     const struct model *m = r->o.model;
     int rows = model_work_rows(r->o.work);
-    size_t kv = (size_t)rows * model_kv_bytes(m);
+    size_t kv = (size_t)rows * model_most_kv_bytes(m);
     int rc = stages_alloc(m->dev, scratch_bytes(m, rows), r->scratch, err);
     if (rc != 0)
         return err_wrap(err, "scratch for restores");
     r->x.n = 1;
     for (int k = 0; k < m->dev->n_stages; k++) {
         uint8_t *p = r->scratch[k].ptr;
-        r->kv_rows[k] = mat_of(p, m->dtype, rows, 2 * model_rank_kv_dim(m));
+        r->kv_rows[k] = p;
         r->x.x[k][0] = mat_of(p + kv, m->dtype, rows, m->cfg.n_embd);
     }
     r->pos = xmalloc((size_t)r->o.max_tokens * sizeof *r->pos);
@@ -205,7 +205,7 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
                             struct restore_pipeline **out, struct err *err)
 {
     CHECK(model_work_rows(o->work) >= GROUP_ROWS);
-    CHECK(o->model->cfg.n_layers <= STORE_MAX_LAYERS);
+    CHECK(config_n_keeping(&o->model->cfg) <= STORE_MAX_LAYERS);
     struct restore_pipeline *r = xcalloc(1, sizeof *r);
     r->o = *o;
     init_locks(r);
@@ -216,8 +216,8 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
         return rc;
     }
     for (int k = 0; k < STORE_KINDS; k++) {
-        r->record_bytes[k] = record_bytes(o->model, (enum store_kind)k);
-        r->record_room[k] = store_read_room(o->store, r->record_bytes[k]);
+        r->record_room[k] = store_read_room(
+            o->store, record_most_bytes(o->model, (enum store_kind)k));
     }
     rc = reserve_staging(r, err);
     if (rc == 0)
@@ -612,7 +612,7 @@ void restore_set_job(struct restore *r, const struct restore_job *job)
     struct restore_pipeline *rr = r->rr;
     CHECK(job->first_chunk >= 0 && job->n_chunks > job->first_chunk &&
           job->n_chunks * STORE_CHUNK_TOKENS <= rr->o.max_tokens);
-    CHECK(job->plan->n_layers == rr->o.model->cfg.n_layers);
+    CHECK(job->plan->n_layers == config_n_keeping(&rr->o.model->cfg));
     CHECK(!r->owns_hits || job->n_chunks <= r->found.n_hits);
     CHECK(job->first_chunk == 0 || !config_is_hybrid(&rr->o.model->cfg));
     r->job = *job;

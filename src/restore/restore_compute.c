@@ -14,6 +14,7 @@
 #include "base/step.h"
 #include "pack/pack.h"
 #include "restore/restore_impl.h"
+#include "save/saver.h"
 
 enum { BY_R, BY_H, BY_K };
 
@@ -86,7 +87,8 @@ static int replay(struct restore *r, int layer, int row, struct mat hidden)
     struct restore_pipeline *rr = r->rr;
     struct stream *s = rr->o.stream;
     struct kv_layer kv = kv_pool_layer(rr->o.pool, layer);
-    struct mat kv_rows = mat_rows(rr->kv_rows[kv.stage], 0, hidden.rows);
+    struct mat kv_rows = model_kv_rows(rr->o.model, layer, rr->kv_rows[kv.stage],
+                                       hidden.rows);
     return model_replay(rr->o.model, rr->o.work, s, layer, hidden, kv_rows, &kv,
                         rows_of(r, &q, row, (int)hidden.rows));
 }
@@ -250,7 +252,8 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
     const uint8_t *record = restore_record(r->rr, g, i);
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
     int n = g->reads[i].hit->n_tokens;
-    struct mat rows = mat_of((void *)(uintptr_t)record, m->dtype, n, 2 * model_kv_dim(m));
+    struct mat rows = mat_of((void *)(uintptr_t)record, m->dtype, n,
+                             2 * model_kv_dim(m, g->layer));
     return model_kv_fill(m, s, g->layer, &kv, rows,
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }
@@ -321,7 +324,7 @@ static int adjacent_rows(const struct restore_pipeline *rr, const struct group *
     int to = (i + 1) * STORE_CHUNK_TOKENS;
     for (; to < end; i++, to += STORE_CHUNK_TOKENS) {
         if (restore_record(rr, g, i + 1) !=
-            restore_record(rr, g, i) + rr->record_bytes[STORE_HIDDEN])
+            restore_record(rr, g, i) + record_bytes(rr->o.model, g->layer, STORE_HIDDEN))
             break;
     }
     return MIN(to, end) - row;
@@ -534,7 +537,7 @@ static int recompute_layer(struct restore *r)
     if (l < r->re.last)
         return model_pass_layer(&rr->pass, rows);
     const struct kv_layer *kv = &rr->pass.o.kv[l];
-    struct mat kv_rows = mat_rows(rr->kv_rows[kv->stage], 0, n);
+    struct mat kv_rows = model_kv_rows(rr->o.model, l, rr->kv_rows[kv->stage], n);
     int rc = model_pass_kv(&rr->pass, rows, kv_rows);
     if (rc != 0 || config_is_recurrent(&rr->o.model->cfg, l))
         return rc;

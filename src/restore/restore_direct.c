@@ -19,6 +19,7 @@
 
 #include "base/log.h"
 #include "restore/restore_impl.h"
+#include "save/saver.h"
 
 const char *const restore_direct_names[] = {"auto", "off", "on", NULL};
 
@@ -86,7 +87,8 @@ bool restore_direct_submit(struct restore_pipeline *rr, struct group *g)
             .bytes = at->bytes,
             .form = f,
             .n_bytes = n_bytes,
-            .by_heads = g->kind == STORE_KV && n_bytes == rr->record_bytes[STORE_KV],
+            .by_heads = g->kind == STORE_KV &&
+                        n_bytes == record_bytes(rr->o.model, g->layer, STORE_KV),
             .dst = g->twin + (size_t)i * rr->record_room[g->kind]};
     }
     if (file_reader_submit(rr->files, g->from, g->n_chunks, g, &why) != 0) {

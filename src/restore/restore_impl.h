@@ -200,8 +200,7 @@ struct restore {
 
 struct restore_pipeline {
     struct restore_pipeline_opts o;
-    size_t record_bytes[STORE_KINDS]; /* bytes of a record as stored, without padding */
-    size_t record_room[STORE_KINDS];
+    size_t record_room[STORE_KINDS]; /* of the largest record, with padding */
     struct buf staging;
     size_t slot_bytes;
     int n_slots;
@@ -270,7 +269,8 @@ struct restore_pipeline {
     size_t unpack_room;
     struct buf scratch[MAX_STAGES];
     /* Scratch on each stage: */
-    struct mat kv_rows[MAX_STAGES]; /* [rows of o.work][2 * kv_dim] T: projected rows */
+    void
+        *kv_rows[MAX_STAGES]; /* room for rows of o.work: K and V of any layer, projected */
     /* [same number of rows] one buffer: residual stream of the recomputed piece. */
     struct residual x;
     int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
@@ -291,8 +291,9 @@ static inline int restore_read_end(const struct restore *r, int layer, int n)
 static inline size_t group_record_bytes(const struct restore_pipeline *rr,
                                         const struct group *g, int i)
 {
-    return rr->record_bytes[g->kind] / STORE_CHUNK_TOKENS *
-           (size_t)g->reads[i].hit->n_tokens;
+    const struct model *m = rr->o.model;
+    size_t row = g->kind == STORE_KV ? model_kv_bytes(m, g->layer) : model_hidden_bytes(m);
+    return row * (size_t)g->reads[i].hit->n_tokens;
 }
 /* Returns the tokens in the first n chunks of the job. */
 static inline int restore_tokens(const struct restore *r, int n)

@@ -25,6 +25,7 @@
 #include "base/minmax.h"
 #include "base/step.h"
 #include "restore/restore_impl.h"
+#include "save/saver.h"
 #include "tensor/ops.h"
 
 bool restore_checks_on_device(const struct device *d)
@@ -158,7 +159,8 @@ static int copy_to_one(struct restore_pipeline *rr, struct group *g, int first, 
  * only. */
 static int run_to_ranks(struct restore_pipeline *rr, struct group *g, int first, int n)
 {
-    size_t room = rr->record_room[g->kind], bytes = rr->record_bytes[g->kind];
+    size_t room = rr->record_room[g->kind],
+           bytes = record_bytes(rr->o.model, g->layer, g->kind);
     const struct store_read *read = &g->reads[first], *last = &read[n - 1];
     uint8_t *to = g->twin + (size_t)first * room;
     int n_by_heads = g->kind != STORE_KV ? 0 : last->n_bytes == bytes ? n : n - 1, rc = 0;

@@ -12,10 +12,10 @@ _Static_assert(STORE_MAX_LAYERS <= PLAN_MAX_LAYERS,
 static struct save_kinds_from
 from_model(const struct model *m, const struct platform *platform, int64_t max_tokens)
 {
-    return (struct save_kinds_from){.n_layers = m->cfg.n_layers,
+    return (struct save_kinds_from){.n_layers = config_n_keeping(&m->cfg),
                                     .recurrent = m->cfg.recurrent,
                                     .h_bytes = (double)model_hidden_bytes(m),
-                                    .kv_bytes = (double)model_kv_bytes(m),
+                                    .kv_bytes = model_mean_kv_bytes(m),
                                     .pack_share = SAVE_PACK_SHARE(save_pack_type(m->dtype)),
                                     .platform = platform,
                                     .max_tokens = max_tokens};
@@ -26,7 +26,7 @@ int save_policy_make(struct save_policy *out, const char *text, const struct mod
 {
     struct save_kinds_from from = from_model(m, platform, max_tokens);
     *out = (struct save_policy){0};
-    return m->cfg.n_layers > STORE_MAX_LAYERS
+    return config_n_keeping(&m->cfg) > STORE_MAX_LAYERS
                ? 0
                : save_kinds_choose(text, &from, out->kinds, err);
 }
@@ -38,7 +38,7 @@ bool save_policy_packs(const char *pack, const char *save, const struct model *m
     from.has_copies = has_copies;
     if (strcmp(save, "hidden") == 0 || strcmp(save, "kv") == 0)
         from.saved = *save == 'k' ? PLAN_HAS_KV : PLAN_HAS_H;
-    if (pack == NULL || m->cfg.n_layers > STORE_MAX_LAYERS)
+    if (pack == NULL || config_n_keeping(&m->cfg) > STORE_MAX_LAYERS)
         return false;
     return strcmp(pack, "auto") == 0 ? save_kinds_pack(&from) : strcmp(pack, "on") == 0;
 }
@@ -48,7 +48,7 @@ int save_policy_add_beside(struct save_policy *p, const char *text, const struct
                            struct err *err)
 {
     struct save_kinds_from from = from_model(m, platform, max_tokens);
-    return m->cfg.n_layers > STORE_MAX_LAYERS
+    return config_n_keeping(&m->cfg) > STORE_MAX_LAYERS
                ? 0
                : save_kinds_add_beside(text, &from, p->kinds, err);
 }

@@ -58,13 +58,13 @@ static void choose_positions(struct probe *p)
 /* Returns the bytes of the blocks of one layer, or of its two states. */
 static size_t blocks_bytes(const struct model *m)
 {
-    return MAX(N_BLOCKS * kv_block_bytes(m->cfg.n_kv_heads, m->cfg.d_head, m->dtype),
+    return MAX(N_BLOCKS * KV_BLOCK_TOKENS * model_most_kv_bytes(m),
                2 * model_state_bytes(&m->cfg));
 }
 
 static size_t rows_bytes(const struct model *m)
 {
-    return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_kv_bytes(m));
+    return FINGERPRINT_PROBE_ROWS * (model_hidden_bytes(m) + model_most_kv_bytes(m));
 }
 
 /* Returns the bytes of memory that the probe takes on a stage: blocks, then rows. */
@@ -116,7 +116,7 @@ static int add_mat(struct probe *p, const char *tag, struct mat a)
 static int add_rotation(struct probe *p, enum rope_kind kind, int32_t pos)
 {
     const struct rope *r = &p->m->rope[kind][0];
-    size_t half = (size_t)p->m->cfg.d_rope / 2, bytes = half * sizeof(float);
+    size_t half = (size_t)r->d_rot / 2, bytes = half * sizeof(float);
     if (pos < r->max_pos && model_rope_has(p->m, pos)) {
         int rc = add_memory(p, "cos", r->cos + (size_t)pos * half, bytes);
         return rc == 0 ? add_memory(p, "sin", r->sin + (size_t)pos * half, bytes) : rc;
@@ -155,6 +155,7 @@ static bool is_first_of_kind(const struct model *m, int l)
     while (before >= 0 &&
            (layer_set_has(&m->cfg.windowed, before) != layer_set_has(&m->cfg.windowed, l) ||
             config_has_experts(&m->cfg, before) != config_has_experts(&m->cfg, l) ||
+            (before < config_n_keeping(&m->cfg)) != (l < config_n_keeping(&m->cfg)) ||
             config_is_recurrent(&m->cfg, before) != config_is_recurrent(&m->cfg, l)))
         before--;
     return before < 0;
@@ -191,7 +192,10 @@ static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ra
     const struct model *m = p->m;
     int stage = model_stage(m, l);
     struct kv_layer *kv = xcalloc((size_t)l + 1, sizeof *kv);
-    kv[l] = model_cache(m, l, p->mem[stage].ptr);
+    int of = config_kv_layer(&m->cfg, l);
+    kv[of] = model_cache(m, of, p->mem[stage].ptr);
+    if (of != l) /* the memory has K and V of a layer with other heads */
+        memset(kv[of].blocks, 0, N_BLOCKS * kv[of].block_stride);
     if (config_is_recurrent(&m->cfg,
                             l)) { /* the far sequence goes on from a state of zeros */
         memset(kv[l].blocks, 0, 2 * kv[l].block_stride);
@@ -207,7 +211,7 @@ static int add_layer(struct probe *p, int l, const int32_t *ids, const struct ra
                                                       .stream = p->s,
                                                       .n_rows = r->n_rows,
                                                       .first_layer = l,
-                                                      .ids = l == 0 ? ids : NULL,
+                                                      .ids = ids,
                                                       .x = &x,
                                                       .kv = kv,
                                                       .tap = &tap});
@@ -233,12 +237,12 @@ static int cross(struct probe *p, int from, int to)
 static int add_projection(struct probe *p, int before)
 {
     const struct model *m = p->m;
-    int l = before + 1 < m->cfg.n_layers ? before + 1 : before;
+    int l = MIN(before + 1, config_n_keeping(&m->cfg) - 1);
     while (config_is_recurrent(&m->cfg, l)) /* it has no K and V */
         l--;
     struct mat x = stream_rows(p, model_stage(m, l));
     uint8_t *behind = (uint8_t *)x.data + FINGERPRINT_PROBE_ROWS * model_hidden_bytes(m);
-    struct mat projected = mat_of(behind, m->dtype, x.rows, 2 * model_rank_kv_dim(m));
+    struct mat projected = model_kv_rows(m, l, behind, x.rows);
     int rc = cross(p, before, l);
     if (rc == 0)
         rc = model_kv_project(m, p->w, p->s, l, x, projected);

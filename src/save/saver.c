@@ -89,11 +89,12 @@ static void lay_out(const struct saver *s, const struct save_policy *p,
                     struct save_layout *out)
 {
     size_t at = round_up(sizeof(struct save_chunk), SAVE_MEMORY_ALIGN);
-    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
+    for (int l = 0; l < config_n_keeping(&s->o.model->cfg); l++) {
         for (int kind = 0; kind < STORE_KINDS; kind++) {
             out->at[l][kind] = at;
             if (p->kinds[l] & 1u << kind)
-                at += round_up(s->record_bytes[kind], SAVE_MEMORY_ALIGN);
+                at += round_up(record_bytes(s->o.model, l, (enum store_kind)kind),
+                               SAVE_MEMORY_ALIGN);
         }
     }
     out->n_bytes = at;
@@ -131,7 +132,7 @@ static void release(struct saver *s)
 static int n_recurrent(const struct model *m)
 {
     int n = 0;
-    for (int l = 0; l < m->cfg.n_layers; l++)
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++)
         n += config_is_recurrent(&m->cfg, l);
     return n;
 }
@@ -182,10 +183,10 @@ static int max_copies(const struct saver *s)
 static int make_down(struct saver *s, struct err *err)
 {
     const struct model *m = s->o.model;
-    size_t row = model_hidden_bytes(m) + model_kv_bytes(m);
+    size_t row = model_hidden_bytes(m) + model_most_kv_bytes(m);
     size_t layer = (size_t)s->o.max_batch_rows * row + 1024, ring = DOWN_BYTES;
-    if (ring > (size_t)m->cfg.n_layers * layer)
-        ring = (size_t)m->cfg.n_layers * layer;
+    if (ring > (size_t)config_n_keeping(&m->cfg) * layer)
+        ring = (size_t)config_n_keeping(&m->cfg) * layer;
     if (ring < 3 * layer)
         ring = 3 * layer;
     struct save_down_opts o = {
@@ -199,15 +200,15 @@ static int make_down(struct saver *s, struct err *err)
 int saver_create(const struct saver_opts *o, struct saver **out, struct err *err)
 {
     const struct model *m = o->model;
-    if (m->cfg.n_layers > STORE_MAX_LAYERS)
+    if (config_n_keeping(&m->cfg) > STORE_MAX_LAYERS)
         return err_set(err, ERR_UNSUPPORTED,
                        "the store holds at most %d layers, the model has %d",
-                       STORE_MAX_LAYERS, m->cfg.n_layers);
+                       STORE_MAX_LAYERS, config_n_keeping(&m->cfg));
     struct saver *s = xcalloc(1, sizeof *s);
     s->o = *o;
     s->queue_end = &s->queue;
     for (int k = 0; k < STORE_KINDS; k++)
-        s->record_bytes[k] = record_bytes(m, (enum store_kind)k);
+        s->record_bytes[k] = record_most_bytes(m, (enum store_kind)k);
     s->state_bytes = model_state_bytes(&m->cfg);
     pthread_mutex_init(&s->lock, NULL);
     clock_cond_init(&s->changed);
@@ -338,13 +339,13 @@ void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kin
 double save_stored_share(const struct store_hit *hit, enum store_kind kind,
                          bool is_snapshot, const struct model *m)
 {
-    int n = 0;
-    for (int l = 0; l < m->cfg.n_layers; l++)
-        n += store_mask_has(&hit->mask, l, kind);
-    size_t bytes = is_snapshot
-                       ? model_state_bytes(&m->cfg)
-                       : record_bytes(m, kind) * (size_t)hit->n_tokens / STORE_CHUNK_TOKENS;
-    return n > 0 ? MIN(1, hit->bytes[kind] / (n * (double)bytes)) : 1;
+    size_t bytes = 0;
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++)
+        if (store_mask_has(&hit->mask, l, kind))
+            bytes += is_snapshot ? model_state_bytes(&m->cfg)
+                                 : record_bytes(m, l, kind) * (size_t)hit->n_tokens /
+                                       STORE_CHUNK_TOKENS;
+    return bytes > 0 ? MIN(1, hit->bytes[kind] / (double)bytes) : 1;
 }
 
 /* Returns whether the tail of the sequence has all records that are to be saved. */
@@ -357,7 +358,7 @@ static bool tail_suffices(const struct save_seq *q, int n_layers)
 
 struct save_seq *save_open(struct saver *s, const struct save_begin *b)
 {
-    if (s == NULL || saves_nothing(b->policy, s->o.model->cfg.n_layers))
+    if (s == NULL || saves_nothing(b->policy, config_n_keeping(&s->o.model->cfg)))
         return NULL;
     struct save_seq *q = xcalloc(1, sizeof *q);
     q->saver = s;
@@ -383,7 +384,7 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->n_tail = (int)(b->first_token % STORE_CHUNK_TOKENS);
     q->last = q->tail.key;
     CHECK(q->n_tail <= q->tail.n_tokens);
-    CHECK(tail_suffices(q, s->o.model->cfg.n_layers));
+    CHECK(tail_suffices(q, config_n_keeping(&s->o.model->cfg)));
     return q;
 }
 
@@ -706,7 +707,7 @@ static struct save_chunk *copy_states(struct save_seq *q, int64_t n_tokens,
                                ? take_snapshot(q)
                                : NULL;
     bool is_there = c != NULL;
-    for (int l = 0, i = 0; is_there && l < m->cfg.n_layers; l++) {
+    for (int l = 0, i = 0; is_there && l < config_n_keeping(&m->cfg); l++) {
         const struct kv_layer *of = &states->layers[l];
         if (!config_is_recurrent(&m->cfg, l))
             continue;
@@ -833,7 +834,7 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                               .dst_bytes = s->tail_record.bytes};
     struct store_read *one = &read, *done[1];
     int n_done = 0;
-    size_t row_bytes = s->record_bytes[kind] / STORE_CHUNK_TOKENS;
+    size_t row_bytes = record_bytes(s->o.model, l, kind) / STORE_CHUNK_TOKENS;
     size_t n_bytes = (size_t)hit->n_tokens * row_bytes;
     int rc = store_reader_submit(s->reader, &one, 1, err);
     if (rc == 0)
@@ -859,7 +860,7 @@ static int fill_from_tail(struct saver *s, const struct save_chunk *c, struct er
     if (rc == 0 && s->reader == NULL)
         rc = store_reader_open(s->o.store, 1, s->tail_record.ptr, s->tail_record.bytes,
                                &s->reader, err);
-    for (int l = 0; rc == 0 && l < s->o.model->cfg.n_layers; l++) {
+    for (int l = 0; rc == 0 && l < config_n_keeping(&s->o.model->cfg); l++) {
         for (int k = 0; rc == 0 && k < STORE_KINDS; k++)
             if (q->policy.kinds[l] & 1u << k)
                 rc = read_tail_record(s, c, l, (enum store_kind)k, err);
@@ -879,8 +880,8 @@ static const void *lay_out_kv(void *arg, const struct store_record *r)
     struct saver *s = c->seq->saver;
     const struct model *m = s->o.model;
     struct mat rows = mat_of(save_record(c, r->layer, STORE_KV), m->dtype,
-                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m));
-    int rc = model_kv_pack(m, s->pack_stream, s->packed.ptr, rows);
+                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m, r->layer));
+    int rc = model_kv_pack(m, s->pack_stream, r->layer, s->packed.ptr, rows);
     return rc == 0 ? s->packed.ptr : NULL;
 }
 
@@ -932,7 +933,7 @@ static bool wants(const struct save_chunk *c, int l, int kind,
 static bool wants_any(const struct saver *s, const struct save_chunk *c,
                       const struct store_mask *without)
 {
-    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
+    for (int l = 0; l < config_n_keeping(&s->o.model->cfg); l++) {
         if (wants(c, l, STORE_HIDDEN, without) || wants(c, l, STORE_KV, without))
             return true;
     }
@@ -947,13 +948,13 @@ static int make_records(struct saver *s, struct save_chunk *c,
     bool is_full = c->n_tokens == STORE_CHUNK_TOKENS,
          packs = is_full && may_pack(s, c->seq);
     int n = 0;
-    for (int l = 0; l < s->o.model->cfg.n_layers; l++) {
+    for (int l = 0; l < config_n_keeping(&s->o.model->cfg); l++) {
         for (int k = 0; k < STORE_KINDS; k++) {
             enum store_kind kind = (enum store_kind)k;
             if (!wants(c, l, k, without))
                 continue;
             struct store_record r = {.layer = l, .kind = kind};
-            r.n_bytes = (uint32_t)((size_t)c->n_tokens * s->record_bytes[kind] /
+            r.n_bytes = (uint32_t)((size_t)c->n_tokens * record_bytes(s->o.model, l, kind) /
                                    STORE_CHUNK_TOKENS);
             if (kind == STORE_KV && is_full) {
                 r.make = lay_out_kv;
@@ -1075,7 +1076,7 @@ static int append_snapshot(struct saver *s, const struct save_chunk *c, struct s
     bool packs = may_pack(s, q);
     int n = 0;
     *key = store_state_key(&q->last);
-    for (int l = 0; l < m->cfg.n_layers; l++) {
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++) {
         if (!config_is_recurrent(&m->cfg, l))
             continue;
         records[n] = (struct store_record){.layer = l,

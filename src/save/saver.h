@@ -64,11 +64,17 @@ struct save_policy {
 #define SAVE_HIDDEN (1u << STORE_HIDDEN)
 #define SAVE_KV     (1u << STORE_KV)
 
-/* Returns the bytes of a full chunk's record of a layer, as stored. */
-static inline size_t record_bytes(const struct model *m, enum store_kind kind)
+/* Return the bytes of a full chunk's record, as stored: of layer l, and of the layer with the
+ * largest. */
+static inline size_t record_bytes(const struct model *m, int l, enum store_kind kind)
 {
     return STORE_CHUNK_TOKENS *
-           (kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m));
+           (kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m, l));
+}
+static inline size_t record_most_bytes(const struct model *m, enum store_kind kind)
+{
+    return STORE_CHUNK_TOKENS *
+           (kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_most_kv_bytes(m));
 }
 
 struct saver;

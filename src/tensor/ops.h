@@ -80,7 +80,7 @@
 /* Limits that every backend supports. A model that needs more is refused when its config is read.
  */
 #define MATMUL_MAX_K         65536 /* length of a row of a weight */
-#define ATTENTION_MAX_D_HEAD 256
+#define ATTENTION_MAX_D_HEAD 512
 #define ATTENTION_MAX_GROUP  96 /* query heads that share a KV head */
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
@@ -317,7 +317,8 @@ struct ops {
                    float eps);
     int (*layernorm)(struct stream *s, struct mat out, struct mat x, const float *w,
                      const float *b, float eps);
-    /* RMS norm of each head in place: x [n][heads * d_head] f32, w [d_head]. */
+    /* RMS norm of each head in place: x [n][heads * d_head] f32, w [d_head]; on a CPU w may be
+     * NULL, which stands for ones. */
     int (*head_norm)(struct stream *s, struct mat x, int d_head, const float *w, float eps);
     /* c [m][n] f32 = a [m][k] f32 . w^T (+ bias [n], may be NULL). */
     int (*matmul)(struct stream *s, struct mat c, struct mat a, const struct weight *w,

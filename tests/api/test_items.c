@@ -112,7 +112,7 @@ static void ids_are_drawn_by_type(void **state)
     assert_int_equal(json_count(json_member(one, "content")), 0);
     json_free(one);
     struct json *of = parse("{\"call_id\":\"c\",\"name\":\"n\",\"arguments\":\"x\"}");
-    one = item_call("fc_1", "in_progress", of, false);
+    one = item_call("fc_1", "in_progress", of, false, false);
     assert_string_equal(text_of(one, "arguments"), "");
     assert_string_equal(text_of(one, "name"), "n");
     json_free(one);

@@ -69,7 +69,7 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
                            .staging_bytes = 1 << 20,
                            .save_bytes = 2 << 20};
     m.w.bytes = 3 << 20;
-    uint64_t kv = 64 * model_kv_bytes(&m) * (uint64_t)m.cfg.n_layers;
+    uint64_t kv = 64 * model_kv_bytes(&m, 0) * (uint64_t)m.cfg.n_layers;
     uint64_t left = (uint64_t)s.totalram * s.mem_unit - kv - (6 << 20);
     a.dram_bytes = left;
     assert_int_equal(memory_plan_reserve(&a, &err), 0);
@@ -101,7 +101,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
                            .max_rows = 64,
                            .kv_tokens = 64,
                            .has_store = true};
-    assert_true(model_kv_bytes(&m) > model_hidden_bytes(&m));
+    assert_true(model_kv_bytes(&m, 0) > model_hidden_bytes(&m));
     uint64_t bytes = memory_plan_dram_bytes(&a);
     assert_true(bytes <= all / 8 && bytes % (1 << 20) == 0);
     assert_true(bytes == 0 || bytes >= 64 << 20);
@@ -112,7 +112,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
     assert_int_equal(memory_plan_dram_bytes(&a), 0);
     m.w.bytes = k.model->w.bytes;
     m.cfg.n_kv_heads = m.cfg.n_heads / 2;
-    assert_true(model_kv_bytes(&m) <= model_hidden_bytes(&m));
+    assert_true(model_kv_bytes(&m, 0) <= model_hidden_bytes(&m));
     assert_int_equal(memory_plan_dram_bytes(&a), 0);
     stack_close(&k);
 }
@@ -255,7 +255,7 @@ static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
     struct memory_ask a = {.model = &m, .max_seqs = 3, .max_rows = 64};
     size_t unused, total;
     device_memory(m.dev, &unused, &total);
-    int64_t token_bytes = (int64_t)model_kv_bytes(&m) * m.cfg.n_layers;
+    int64_t token_bytes = (int64_t)model_kv_bytes(&m, 0) * m.cfg.n_layers;
     int64_t fits = (int64_t)(total / 4) / token_bytes / 64 * 64;
     assert_true(fits > 100 * 1024 && fits < 1 << 30);
     assert_int_equal(memory_plan_kv_tokens(&a), 3 * 1024);

@@ -346,7 +346,7 @@ static void truncated_contexts_have_a_store(void **state)
     char text[400];
     et_open(&k, &(struct stack_opts){.user.truncates = true});
     const struct model *m = k.model;
-    uint64_t layer = 64 * (uint64_t)(model_hidden_bytes(m) + model_kv_bytes(m));
+    uint64_t layer = 64 * (uint64_t)(model_hidden_bytes(m) + model_kv_bytes(m, 0));
     uint64_t chunk = (uint64_t)m->cfg.n_layers * layer + STORE_ALIGN;
     assert_int_equal(layer % STORE_ALIGN, 0);
     assert_int_equal(k.window_store_bytes, 2 * (uint64_t)(m->cfg.max_ctx / 64) * chunk);

@@ -44,7 +44,7 @@ static uint8_t *read_kv(struct stack *k, const struct seq *s, size_t *bytes)
         pos[i] = i;
     struct ragged r = {
         .n_rows = N_PROMPT, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
-    size_t layer = N_PROMPT * model_kv_bytes(m);
+    size_t layer = N_PROMPT * model_kv_bytes(m, 0);
     struct stream *st;
     struct buf dev;
     *bytes = layer * (size_t)m->cfg.n_layers;
@@ -53,7 +53,7 @@ static uint8_t *read_kv(struct stack *k, const struct seq *s, size_t *bytes)
     assert_int_equal(buf_alloc(k->dev, MEM_DEVICE, layer, &dev, NULL), 0);
     for (int l = 0; l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(engine_pool(k->engine), l);
-        struct mat rows = mat_of(dev.ptr, m->dtype, N_PROMPT, 2 * model_kv_dim(m));
+        struct mat rows = mat_of(dev.ptr, m->dtype, N_PROMPT, 2 * model_kv_dim(m, 0));
         assert_int_equal(k->dev->ops->kv_read(st, rows, &kv, &r), 0);
         assert_int_equal(stream_copy(st, out + (size_t)l * layer, dev.ptr, layer), 0);
         assert_int_equal(stream_sync(st), 0);

@@ -168,7 +168,7 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
     assert_int_equal(
         store_lookup(from->store, c.keys, c.n_chunks, hits, &n_hits, NULL, 0, &err), 0);
     assert_true(n_hits > 0);
-    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(from->model);
+    size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(from->model, 0);
     size_t room = round_up(bytes, STORE_ALIGN);
     uint8_t *staging = mem_map(room * (size_t)n_layers);
     assert_int_equal(store_reader_open(from->store, 1, NULL, 0, &reader, &err), 0);

@@ -28,7 +28,7 @@ static void a_slowed_link_has_its_cost(void **state)
         struct mixed_costs c;
         assert_int_equal(
             mixed_measure(k.model, sh->work, sh->stream, rate, rows[i], &c, &err), 0);
-        assert_true(c.kv_bytes == 64.0 * (double)model_kv_bytes(k.model));
+        assert_true(c.kv_bytes == 64.0 * (double)model_kv_bytes(k.model, 0));
         assert_true(c.act_bytes == 64.0 * (double)model_hidden_bytes(k.model));
         double block_s = c.kv_bytes / rate;
         assert_true(c.link.a_s + c.link.b_s * MOST * c.kv_bytes > 0.8 * MOST * block_s);

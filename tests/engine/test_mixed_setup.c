@@ -30,7 +30,7 @@ static struct model model_of(int n_kv_heads)
  * takes x ms. */
 static struct mixed_costs costs_of(const struct model *m, double x)
 {
-    double kv = 64.0 * (double)model_kv_bytes(m),
+    double kv = 64.0 * (double)model_kv_bytes(m, 0),
            act = 64.0 * (double)model_hidden_bytes(m);
     return (struct mixed_costs){.project = {0, x * 1e-3},
                                 .link = {0, 1e-3 / kv},

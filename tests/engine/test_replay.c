@@ -268,7 +268,8 @@ static void the_cheaper_way_is_planned(void **state)
     (void)state;
     struct place p;
     place_open(&p, 50);
-    double bytes = (256.0 - 64) * p.k.platform.n_layers * (double)model_kv_bytes(p.k.model);
+    double bytes = (256.0 - 64) * p.k.platform.n_layers *
+                   (double)model_kv_bytes(p.k.model, 0);
     static const struct {
         double share; /* reading takes this share of the time of a replay */
         const char *plan;

@@ -225,7 +225,7 @@ static void packed_neighbours_are_one_range(void **state)
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
     find(&l, kinds, 4);
     for (int c = 0; c < 4; c++) {
-        double bytes = (double)round_up(record_bytes(l.k.model, STORE_KV), STORE_ALIGN);
+        double bytes = (double)round_up(record_bytes(l.k.model, 0, STORE_KV), STORE_ALIGN);
         l.hits[c].bytes[STORE_KV] = (uint32_t)(left[c] * N_LAYERS * bytes);
     }
     l.hits[3].bytes[STORE_HIDDEN] = l.hits[3].bytes[STORE_KV];

@@ -75,7 +75,7 @@ static void fill_view(struct judge *j, const struct truncation *t, int p)
         struct ragged r = one_row(j, &pos);
         for (int l = 0; l < m->cfg.n_layers; l++) {
             struct kv_layer kv = kv_pool_layer(j->pool, l);
-            struct mat row = mat_of(row_of(j, l, i), m->dtype, 1, 2 * model_kv_dim(m));
+            struct mat row = mat_of(row_of(j, l, i), m->dtype, 1, 2 * model_kv_dim(m, 0));
             assert_int_equal(model_kv_fill(m, j->stream, l, &kv, row, &r), 0);
         }
     }
@@ -88,7 +88,7 @@ static uint64_t judge(struct stack *k, const struct truncation *t, const int32_t
 {
     const struct model *m = k->model;
     struct err err = {0};
-    struct judge j = {.k = k, .row_bytes = model_kv_bytes(m)};
+    struct judge j = {.k = k, .row_bytes = model_kv_bytes(m, 0)};
     struct kv_pool_opts po = {.n_layers = m->cfg.n_layers,
                               .n_kv = m->cfg.n_kv_heads,
                               .d_head = m->cfg.d_head,

@@ -98,7 +98,7 @@ static void restored_state_is_exact(void **state)
         const struct model_config *c;
         open_ranks(&k, cases[i].model, cases[i].dtype, cases[i].ranks);
         c = &k.model->cfg;
-        assert_int_equal(model_rank_kv_heads(k.model) * cases[i].ranks, c->n_kv_heads);
+        assert_int_equal(model_rank_kv_heads(k.model, 0) * cases[i].ranks, c->n_kv_heads);
         check_plans(&k, cases[i].model);
         stack_close(&k);
         n++;

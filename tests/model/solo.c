@@ -39,9 +39,12 @@ void solo_open_as(struct solo *t, const char *source, const char *device, int n_
     must(model_open(source, &o, &t->m, &e), &e);
     must(model_work_create(t->m, SOLO_MAX_ROWS, &t->work, &e), &e);
     const struct model_config *c = &t->m->cfg;
-    struct kv_pool_opts k = {.n_layers = c->n_layers,
-                             .n_kv = model_rank_kv_heads(t->m),
+    struct kv_pool_opts k = {.n_layers = config_n_keeping(c),
+                             .n_kv = c->n_kv_heads / t->dev->n_ranks,
                              .d_head = c->d_head,
+                             .local = c->windowed,
+                             .local_n_kv = c->local_kv_heads,
+                             .local_d_head = c->local_d_head,
                              .dtype = t->m->dtype,
                              .n_blocks = SOLO_MAX_TOKENS / KV_BLOCK_TOKENS,
                              .recurrent = c->recurrent,

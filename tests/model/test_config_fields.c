@@ -333,8 +333,8 @@ static void test_limits_of_heads(void **state)
     } known[] = {
         {65536, 256, 256, 256, 0, ""}, /* 65536 in all, 256 a head */
         {64, 258, 258, 256, ERR_FORMAT, "258 heads of 256 dimensions are more than 65536"},
-        {64, 1, 1, 256, 0, ""},
-        {64, 1, 1, 258, ERR_UNSUPPORTED, "heads of 258 dimensions: at most 256"},
+        {64, 1, 1, 512, 0, ""},
+        {64, 1, 1, 514, ERR_UNSUPPORTED, "heads of 514 dimensions: at most 512"},
         {64, 96, 1, 8, 0, ""},
         {64, 97, 1, 8, ERR_UNSUPPORTED, "97 attention heads for each KV head: at most 96"},
         {64, 4, 4, 2, 0, ""},
@@ -448,10 +448,10 @@ static void test_scaling_by_factors(void **state)
     refuse(&llama, factors(4, "1000001"), ERR_FORMAT, range);
     refuse(&llama, factors(4, "\"2\""), ERR_FORMAT, range);
     refuse(&llama, factors(3, "2"), ERR_FORMAT, "'factors' has fewer entries than 4");
-    const struct family wide = {"llama", LLAMA_SIZES ", \"head_dim\": 256"};
-    assert_true(with(&wide, factors(128, "3")).rope_scaling.factors[127] == 3);
-    refuse(&wide, factors(129, "2"), ERR_FORMAT, "'factors' has more than 128 entries");
-    refuse(&wide, factors(127, "2"), ERR_FORMAT, "'factors' has fewer entries than 128");
+    const struct family wide = {"llama", LLAMA_SIZES ", \"head_dim\": 512"};
+    assert_true(with(&wide, factors(256, "3")).rope_scaling.factors[255] == 3);
+    refuse(&wide, factors(257, "2"), ERR_FORMAT, "'factors' has more than 256 entries");
+    refuse(&wide, factors(255, "2"), ERR_FORMAT, "'factors' has fewer entries than 256");
     refuse(&llama, "\"rope_scaling\": {\"type\": \"factors\"}", ERR_FORMAT,
            "'rope_scaling': 'factors' is missing");
 }
@@ -585,6 +585,54 @@ static void test_fixed_fields_of_families(void **state)
     refuse(&glm, "\"routed_scaling_factor\": 0", ERR_FORMAT, "must be a positive number");
 }
 
+#define GEMMA4(types)                                                                      \
+    {                                                                                      \
+        "gemma4_text", LLAMA_SIZES                                                         \
+            ", \"num_key_value_heads\": 4, \"head_dim\": 8, \"global_head_dim\": 16,"      \
+            "\"sliding_window\": 6, "                                                      \
+            "\"layer_types\": [" types "], \"rope_parameters\": {\"sliding_attention\": "  \
+            "{\"rope_type\": \"default\"},"                                                \
+            "\"full_attention\": {\"rope_type\": \"proportional\", \"rope_theta\": 1e6,"   \
+            "\"partial_rotary_factor\": 0.25}}"                                            \
+    }
+#define LOCAL "\"sliding_attention\""
+#define FULL  "\"full_attention\""
+
+/* Layers with a window and those without have heads and rotations of their own. */
+static void test_layers_of_gemma4(void **state)
+{
+    (void)state;
+    const struct family f = GEMMA4(LOCAL "," FULL "," LOCAL "," LOCAL "," FULL);
+    struct model_config c = with(&f, "\"num_kv_shared_layers\": 2");
+    assert_true(config_d_head(&c, 0) == 8 && config_d_head(&c, 1) == 16 && c.d_rope == 16);
+    assert_true(config_kv_heads(&c, 0) == 4 && config_kv_heads(&c, 1) == 4);
+    assert_true(c.rope_scaling.factors[1] == 1 && c.rope_scaling.factors[2] == ROPE_STILL);
+    assert_true(c.rope_local_theta == 10000 && c.rope_theta == 1e6);
+    assert_true(config_n_keeping(&c) == 3 && config_kv_layer(&c, 3) == 2 &&
+                config_kv_layer(&c, 4) == 1 && config_kv_layer(&c, 2) == 2);
+    assert_true(c.n_layer_embd == 256 && !c.v_is_k && c.attn_scale == 1);
+    /* the heads of layers without a window count only if their K is their V */
+    assert_int_equal(with(&f, "\"num_global_key_value_heads\": 1").n_kv_heads, 4);
+    c = with(&f, "\"num_global_key_value_heads\": 1, \"attention_k_eq_v\": true");
+    assert_true(c.n_kv_heads == 1 && c.v_is_k && config_most_kv_dim(&c) == 32);
+    c = with(
+        &f, "\"per_layer_config\": {\"1\": {\"head_dim\": 32}, \"4\": {\"head_dim\": 32}}");
+    assert_true(config_d_head(&c, 4) == 32 && config_d_head(&c, 3) == 8);
+    refuse(&f, "\"per_layer_config\": {\"1\": {\"head_dim\": 32}}", ERR_UNSUPPORTED,
+           "'per_layer_config': heads that differ");
+    refuse(&f, "\"num_kv_shared_layers\": 4", ERR_UNSUPPORTED,
+           "'num_kv_shared_layers': leaves layers without K and V to read");
+    refuse(&f, "\"vocab_size_per_layer_input\": 511", ERR_UNSUPPORTED,
+           "'vocab_size_per_layer_input': only 512");
+    refuse(&f, "\"use_bidirectional_attention\": \"all\"", ERR_UNSUPPORTED, "only vision");
+    refuse(&f,
+           "\"enable_moe_block\": true, \"num_experts\": 4, \"top_k_experts\": 5,"
+           "\"moe_intermediate_size\": 8",
+           ERR_UNSUPPORTED, "'top_k_experts': is more than the experts");
+    const struct family ends = GEMMA4(LOCAL "," FULL "," LOCAL "," FULL "," LOCAL);
+    refuse(&ends, "", ERR_UNSUPPORTED, "the last layer must see all tokens");
+}
+
 static void test_blocks_of_falcon(void **state)
 {
     (void)state;
@@ -629,8 +677,8 @@ static void test_which_family(void **state)
         "f: model_type 'llama' with architecture 'MistralForCausalLM' is not "
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
-        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2 "
-        "(see hcache model --families)");
+        "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2, "
+        "gemma4_text (see hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -642,7 +690,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(24, &name, &architecture));
+    assert_false(family_at(25, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -651,7 +699,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)24), "unknown");
+    assert_string_equal(family_name((enum model_family)25), "unknown");
 }
 
 /* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */
@@ -972,6 +1020,7 @@ int main(void)
         cmocka_unit_test(test_blocks_of_falcon),
         cmocka_unit_test(test_fixed_fields_of_families),
         cmocka_unit_test(test_which_family),
+        cmocka_unit_test(test_layers_of_gemma4),
         cmocka_unit_test(test_types_of_weights),
         cmocka_unit_test(test_lfm2),
         cmocka_unit_test(test_special_ids),

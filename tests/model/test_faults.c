@@ -213,7 +213,7 @@ static void test_running(void **state)
         struct ragged r = {
             .n_rows = 64, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
         struct mat h = mat_of(rows, t.m->dtype, 64, t.m->cfg.n_embd), x;
-        struct mat kv = mat_of(logits, t.m->dtype, 64, 2 * model_kv_dim(t.m));
+        struct mat kv = mat_of(logits, t.m->dtype, 64, 2 * model_kv_dim(t.m, 0));
         struct kv_chunks chunks = {.first = rows, .blocks = t.table.blocks, .n = 1};
         struct mat out = mat_of(logits, DTYPE_F32, 64, t.m->cfg.vocab_size);
         assert_true(t.m->cfg.vocab_size <= 512 && t.m->cfg.n_embd <= 512);
@@ -225,7 +225,7 @@ static void test_running(void **state)
             assert_int_equal(model_embed(t.m, t.work, t.s, h, ids, &r), want);
             assert_int_equal(model_kv_project(t.m, t.work, t.s, 1, h, kv), want);
             assert_int_equal(model_kv_fill(t.m, t.s, 0, &t.layers[0], kv, &r), want);
-            assert_int_equal(model_kv_pack(t.m, t.s, rows, kv), want);
+            assert_int_equal(model_kv_pack(t.m, t.s, 0, rows, kv), want);
             assert_int_equal(model_kv_load(t.m, t.s, 0, &t.layers[0], &chunks), want);
             assert_int_equal(model_forward(t.m, t.work, t.s, ids, t.layers, &r, NULL, &x),
                              want);

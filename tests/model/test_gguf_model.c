@@ -713,7 +713,9 @@ int main(void)
                                   "gpt-oss-mxfp4", "gemma2",
                                   "cohere2",       "ministral3",
                                   "glm4-moe",      "glm4-moe-groups",
-                                  "lfm2",          "lfm2-untied"};
+                                  "gemma4",        "gemma4-layers",
+                                  "gemma4-moe",    "lfm2",
+                                  "lfm2-untied"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
     static const struct CMUnitTest others[] = {
         cmocka_unit_test(test_rope_factors_are_the_formula),

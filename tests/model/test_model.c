@@ -449,8 +449,8 @@ static void test_the_memory_of_activations(void **state)
         struct device *d = open_device(ranks, 1);
         struct model *m = open_on(d, sources[i % 2], OPTS(.dtype = "bf16"));
         const struct model_config *c = &m->cfg;
-        int64_t q = (int64_t)c->n_heads * c->d_head / ranks, kv = model_rank_kv_dim(m) * 2,
-                ffn = c->n_ffn / ranks;
+        int64_t q = (int64_t)c->n_heads * c->d_head / ranks,
+                kv = model_rank_kv_dim(m, 0) * 2, ffn = c->n_ffn / ranks;
         size_t act = dtype_bytes(d->act_dtype);
         /* while a layer's rows come down from ranks, the next layers use others */
         int n_x = ranks > 1 ? 3 : 2, n_kv = ranks > 1 ? 2 : 1;
@@ -581,7 +581,7 @@ static void test_a_device_with_memory_of_its_own(void **state)
         assert_int_equal(y->w.bytes, x->w.bytes);
         /* a third buffer of the residual stream, and a second of K and V */
         size_t more = lines(7, c->n_embd, dtype_bytes(x->dtype)) +
-                      lines(7, 2 * model_kv_dim(x), dtype_bytes(x->dtype));
+                      lines(7, 2 * model_kv_dim(x, 0), dtype_bytes(x->dtype));
         assert_int_equal(model_work_bytes(y, 7), model_work_bytes(x, 7) + more);
         unused_bytes = y->w.bytes;
         model_close(open_on(b, sources[i], OPTS(0)));

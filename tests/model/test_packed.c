@@ -584,6 +584,8 @@ int main(void)
         FAMILY("falcon-7b"),
         FAMILY("falcon-rw"),
         FAMILY("gemma"),
+        FAMILY("gemma4-layers"),
+        FAMILY("gemma4-moe"),
         FAMILY("glm4-moe"),
         FAMILY("lfm2"),
         FAMILY("llama"),

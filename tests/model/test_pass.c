@@ -181,7 +181,7 @@ static void a_pass_may_end_with_keys_and_values(void **state)
                 spy_expect_pass(&lab.spy, 0, n_layers);
             }
             struct mat out = mat_of(kv_rows, DTYPE_F32, N,
-                                    2 * (int64_t)model_rank_kv_dim(lab.t.m));
+                                    2 * (int64_t)model_rank_kv_dim(lab.t.m, 0));
             assert_int_equal(model_pass_kv(&p, &r, out), 0);
             assert_int_equal(stream_sync(lab.t.s), 0);
             assert_true(model_pass_is_done(&p));
@@ -207,7 +207,8 @@ static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
     assert_int_equal(forward(&(struct model_tap){.layer = show, .arg = &seen}, &x), 0);
     spy_expect_pass(&lab.spy, 0, lab.t.m->cfg.n_layers);
     struct mat h = mat_of(seen.hidden, DTYPE_F32, N, lab.t.m->cfg.n_embd);
-    struct mat out = mat_of(kv_rows, DTYPE_F32, N, 2 * (int64_t)model_rank_kv_dim(lab.t.m));
+    struct mat out = mat_of(kv_rows, DTYPE_F32, N,
+                            2 * (int64_t)model_rank_kv_dim(lab.t.m, 0));
     assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), 0);
     assert_int_equal(stream_sync(lab.t.s), 0);
     spy_expect_pass(&lab.spy, 1, 2);
@@ -248,7 +249,8 @@ static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
     assert_int_equal(forward(NULL, &x), -EIO);
     spy_expect_pass(&lab.spy, 0, 1);
     struct mat h = lab.x.x[0][0];
-    struct mat out = mat_of(kv_rows, DTYPE_F32, N, 2 * (int64_t)model_rank_kv_dim(lab.t.m));
+    struct mat out = mat_of(kv_rows, DTYPE_F32, N,
+                            2 * (int64_t)model_rank_kv_dim(lab.t.m, 0));
     assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), -EIO);
     spy_expect_end(&lab.spy);
     lab_close();

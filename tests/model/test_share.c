@@ -65,10 +65,10 @@ static void check_slot(const struct model_config *c, enum slot s, int n_ranks,
                        struct rng *r)
 {
     static int64_t own_of[MOST_ROWS];
-    int64_t rows = slot_rows(c, s);
+    int64_t rows = slot_rows(c, 0, s);
     enum cut cut = n_ranks > 1 ? cut_of(c, s, n_ranks) : WHOLE;
     assert_true(rows <= MOST_ROWS);
-    assert_int_equal(share_rows(c, s, n_ranks),
+    assert_int_equal(share_rows(c, 0, s, n_ranks),
                      cut == ROWS || cut == ROWS_2 ? rows / n_ranks : rows);
     for (int rank = 0; rank < n_ranks; rank++) {
         find_rows(rows, cut, rank, n_ranks, own_of);
@@ -78,7 +78,7 @@ static void check_slot(const struct model_config *c, enum slot s, int n_ranks,
                               ? rows
                               : begin + (int64_t)rng_below(r, (uint64_t)(rows - begin) + 1);
             int64_t at = begin, next = begin, own, n;
-            while (share_next(c, s, rank, n_ranks, &at, end, &own, &n)) {
+            while (share_next(c, 0, s, rank, n_ranks, &at, end, &own, &n)) {
                 assert_true(n > 0);
                 for (; next < at; next++) /* left out rows are not the rank's */
                     assert_int_equal(own_of[next], NOWHERE);

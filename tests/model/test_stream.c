@@ -471,7 +471,7 @@ static void keys_and_values_need_no_stream(void **state)
                      &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
     struct solo resident;
     solo_open_held(&resident, path, NULL, NULL);
-    int64_t d = lab.t.m->cfg.n_embd, kv = 2 * (int64_t)model_rank_kv_dim(lab.t.m);
+    int64_t d = lab.t.m->cfg.n_embd, kv = 2 * (int64_t)model_rank_kv_dim(lab.t.m, 0);
     for (int l = 0; l < lab.t.m->cfg.n_layers; l++) {
         assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, l,
                                           mat_of(h, DTYPE_F32, N, d),

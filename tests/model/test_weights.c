@@ -254,7 +254,7 @@ static void same_tensors(const struct weights *a, const struct weights *b,
         same_vector(x->bkv, y->bkv, 2 * c->n_kv_heads * c->d_head);
         same_vector(x->q_norm, y->q_norm, c->d_head);
         same_vector(x->bo, y->bo, c->n_embd);
-        same_vector(x->b_up, y->b_up, slot_rows(c, SLOT_B_UP));
+        same_vector(x->b_up, y->b_up, slot_rows(c, 0, SLOT_B_UP));
         same_vector(x->b_down, y->b_down, c->n_embd);
     }
 }

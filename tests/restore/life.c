@@ -166,7 +166,7 @@ static void close_parts(struct life *f)
 static size_t slot_bytes(const struct model *m)
 {
     size_t h = round_up(64 * model_hidden_bytes(m), STORE_ALIGN);
-    size_t kv = round_up(64 * model_kv_bytes(m), STORE_ALIGN);
+    size_t kv = round_up(64 * model_kv_bytes(m, 0), STORE_ALIGN);
     return 8 * (h > kv ? h : kv);
 }
 

@@ -27,7 +27,8 @@ static void fill(struct slot *s, int n)
     const struct model *m = s->w->m;
     for (int l = 0; n > 0 && l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(s->w->pool, l);
-        struct mat rows = mat_of(s->t->rows[l][STORE_KV], m->dtype, n, 2 * model_kv_dim(m));
+        struct mat rows = mat_of(s->t->rows[l][STORE_KV], m->dtype, n,
+                                 2 * model_kv_dim(m, 0));
         life_must(model_kv_fill(m, s->w->stream, l, &kv, rows,
                                 world_rows(s->w, &b, s->table, 0, n)),
                   &err, "filling blocks");
@@ -40,11 +41,11 @@ static void compare(const struct slot *s, int l, int from, int end, const char *
     struct err err = {0};
     struct world_rows b;
     const struct model *m = s->w->m;
-    size_t row = model_kv_bytes(m);
+    size_t row = model_kv_bytes(m, 0);
     struct kv_layer kv = kv_pool_layer(s->w->pool, l);
     if (from >= end)
         return;
-    struct mat out = mat_of(s->w->got, m->dtype, end - from, 2 * model_kv_dim(m));
+    struct mat out = mat_of(s->w->got, m->dtype, end - from, 2 * model_kv_dim(m, 0));
     life_must(m->dev->ops->kv_read(s->w->stream, out, &kv,
                                    world_rows(s->w, &b, s->table, from, end - from)),
               &err, "reading K and V");

@@ -68,11 +68,11 @@ void life_save_open(struct life *f, struct slot *s, int64_t from,
 static struct mat rows_of(const struct slot *s, int l, enum store_kind kind, int n)
 {
     const struct model *m = s->w->m;
-    size_t bytes = kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m);
+    size_t bytes = kind == STORE_HIDDEN ? model_hidden_bytes(m) : model_kv_bytes(m, 0);
     uint8_t *to = s->w->batch[l % 2][kind];
     memcpy(to, s->t->rows[l][kind] + (size_t)s->n * bytes, (size_t)n * bytes);
     return mat_of(to, m->dtype, n,
-                  kind == STORE_HIDDEN ? m->cfg.n_embd : 2 * model_kv_dim(m));
+                  kind == STORE_HIDDEN ? m->cfg.n_embd : 2 * model_kv_dim(m, 0));
 }
 
 bool life_save_some(struct life *f, struct slot *s)

@@ -52,11 +52,11 @@ static void compute_text(struct world *w, struct text *t)
     struct world_rows b;
     struct mat x;
     const struct model *m = w->m;
-    size_t bytes[STORE_KINDS] = {model_hidden_bytes(m), model_kv_bytes(m)};
+    size_t bytes[STORE_KINDS] = {model_hidden_bytes(m), model_kv_bytes(m, 0)};
     for (int l = 0; l < m->cfg.n_layers; l++) {
         for (int k = 0; k < STORE_KINDS; k++)
             t->rows[l][k] = xmalloc((size_t)t->n * bytes[k]);
-        t->want[l] = xmalloc((size_t)t->n * model_kv_bytes(m));
+        t->want[l] = xmalloc((size_t)t->n * model_kv_bytes(m, 0));
     }
     for (int at = 0, n; at < t->n; at += n) {
         struct tap a = {w, t, at};
@@ -69,7 +69,7 @@ static void compute_text(struct world *w, struct text *t)
     }
     for (int l = 0; l < m->cfg.n_layers; l++) {
         struct kv_layer kv = kv_pool_layer(w->pool, l);
-        struct mat out = mat_of(t->want[l], m->dtype, t->n, 2 * model_kv_dim(m));
+        struct mat out = mat_of(t->want[l], m->dtype, t->n, 2 * model_kv_dim(m, 0));
         life_must(m->dev->ops->kv_read(w->stream, out, &kv,
                                        world_rows(w, &b, &w->table[0], 0, t->n)),
                   &err, "reading K and V");
@@ -118,10 +118,10 @@ void world_open(struct world *w, const char *source, int max_ctx, bool is_split)
     w->pos = xmalloc(BLOCKS * 64 * sizeof *w->pos);
     for (int i = 0; i < BLOCKS * 64; i++)
         w->pos[i] = i;
-    w->got = xmalloc(BLOCKS * 64 * model_kv_bytes(w->m));
+    w->got = xmalloc(BLOCKS * 64 * model_kv_bytes(w->m, 0));
     for (int i = 0; i < 2; i++) {
         w->batch[i][STORE_HIDDEN] = xmalloc(MAX_ROWS * model_hidden_bytes(w->m));
-        w->batch[i][STORE_KV] = xmalloc(MAX_ROWS * model_kv_bytes(w->m));
+        w->batch[i][STORE_KV] = xmalloc(MAX_ROWS * model_kv_bytes(w->m, 0));
     }
 }
 

@@ -56,7 +56,7 @@ static void place_open(struct place *p, const char *device, const struct device_
     const struct model_config *c = &p->m->cfg;
     size_t block = kv_block_bytes(c->n_kv_heads, c->d_head, p->m->dtype);
     size_t logits = (size_t)MAX_ROWS * (size_t)c->vocab_size * sizeof(float);
-    size_t row = model_kv_bytes(p->m) + model_hidden_bytes(p->m);
+    size_t row = model_kv_bytes(p->m, 0) + model_hidden_bytes(p->m);
     must(
         buf_alloc(p->dev, MEM_DEVICE, (size_t)c->n_layers * N_BLOCKS * block, &p->kv, &err),
         &err);

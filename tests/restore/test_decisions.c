@@ -654,9 +654,9 @@ static void builtin_platforms_are_as_before(void **state)
     static const char *const machines[] = {"a100", "a30", "4090", "l20", "h800", "a100x4"};
     static const char *const stores[] = {"dram", "1ssd", "2ssd", "3ssd", "4ssd"};
     static const struct platform_shape shapes[] = {
-        {"7b", 32, 4096, 32, 32, 128, 11008, 32000, true, 2, 0, 0, 0, 0, 0},
-        {"30b", 48, 7168, 56, 56, 128, 28672, 50272, false, 2, 4, 1, 0, 0, 0},
-        {"grouped", 40, 4608, 36, 4, 128, 18432, 49152, true, 2, 2, 2, 0, 0, 0},
+        {"7b", 32, 4096, 32, 32, 128, 11008, 32000, true, 2, 0, 0, 0, 0, 0, 0},
+        {"30b", 48, 7168, 56, 56, 128, 28672, 50272, false, 2, 4, 1, 0, 0, 0, 0},
+        {"grouped", 40, 4608, 36, 4, 128, 18432, 49152, true, 2, 2, 2, 0, 0, 0, 0},
     };
     struct textbuf b = {0};
     for (size_t s = 0; s < 3; s++)

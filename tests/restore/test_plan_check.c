@@ -13,7 +13,7 @@
 enum { N = 6, H = PLAN_HAS_H, K = PLAN_HAS_KV, B = H | K };
 
 static const struct platform_shape shape = {"six", N, 1024, 16, 16, 64, 2816, 32000,
-                                            true,  2, 1,    1,  0,  0,  0};
+                                            true,  2, 1,    1,  0,  0,  0,    0};
 static struct platform platform;
 static struct plan_layer layer[N];
 static double prefill_s[N];

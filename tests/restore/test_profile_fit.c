@@ -529,7 +529,7 @@ static void a_chain_of_one_kind_is_measured(void **state)
         struct platform_tier t = tier_of(&some, PROFILE_QUICK);
         assert_true(fabs(t.bytes_per_s - 1e9) < 1e6);
         /* 1 + 8 + 64 + 256 records */
-        size_t record = record_bytes(k.model, (enum store_kind)kind);
+        size_t record = record_bytes(k.model, 0, (enum store_kind)kind);
         assert_int_equal(st_read_bytes(from.store) - before, 329 * record);
     }
     free(hits);

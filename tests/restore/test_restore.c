@@ -431,7 +431,9 @@ static void the_result_counts_what_was_done(void **state)
         }
         struct restore_result out = result_of(r);
         int64_t ns = clock_now_ns() - t0;
-        const size_t *bytes = b.rr->record_bytes;
+        const struct model *m = b.rr->o.model;
+        const size_t bytes[] = {record_bytes(m, 0, STORE_HIDDEN),
+                                record_bytes(m, 0, STORE_KV)};
         assert_int_equal(out.n_chunks, N_CHUNKS);
         assert_int_equal(out.n_tokens, N_CHUNKS * 64);
         assert_int_equal(out.first_token, 0);
@@ -479,7 +481,8 @@ static void chunks_in_dram_take_keys_and_values(void **state)
     struct restore *r = begin_at(&b, "RHHK", FIRST, takes_kv);
     finish(&b, r);
     struct restore_result out = result_of(r);
-    const size_t *bytes = b.rr->record_bytes;
+    const struct model *m = b.rr->o.model;
+    const size_t bytes[] = {record_bytes(m, 0, STORE_HIDDEN), record_bytes(m, 0, STORE_KV)};
     int n_kv = 3, n_h = N_REST - n_kv;
     assert_int_equal(out.n_chunks, N_CHUNKS);
     assert_int_equal(out.n_by_method[0], N_REST);

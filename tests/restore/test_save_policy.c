@@ -27,7 +27,7 @@ static struct platform platform_of(const struct model *m)
     platform_init(&p);
     p.n_layers = m->cfg.n_layers;
     p.h_bytes = (double)model_hidden_bytes(m);
-    p.kv_bytes = (double)model_kv_bytes(m);
+    p.kv_bytes = (double)model_kv_bytes(m, 0);
     return p;
 }
 

@@ -87,7 +87,7 @@ static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_byte
     assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, &err), 0);
     assert_int_equal(stream_create(r->dev, STREAM_COMPUTE, &r->stream, &err), 0);
     r->rows = xmalloc(MAX_ROWS * model_hidden_bytes(r->m) +
-                      MAX_ROWS * model_kv_bytes(r->m));
+                      MAX_ROWS * model_kv_bytes(r->m, 0));
     r->io = et_disk(3, 0);
     open_saver(r, cap_bytes);
 }
@@ -126,7 +126,7 @@ static int tear_down(void **state)
 
 static size_t row_bytes(const struct rig *r, enum store_kind kind)
 {
-    return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m);
+    return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m, 0);
 }
 
 /* Makes the row of a position, of numbers below 1 with the same exponent. The row is the same in
@@ -273,8 +273,8 @@ static void check_records(struct rig *r, uint64_t seed, const struct store_hit *
                          rows + (size_t)p * bytes);
             const uint8_t *want = rows;
             if (kind == STORE_KV && n == 64) { /* is stored in the layout of a KV block */
-                struct mat m = mat_of(rows, r->m->dtype, 64, 2 * model_kv_dim(r->m));
-                assert_int_equal(model_kv_pack(r->m, pack, packed, m), 0);
+                struct mat m = mat_of(rows, r->m->dtype, 64, 2 * model_kv_dim(r->m, 0));
+                assert_int_equal(model_kv_pack(r->m, pack, 0, packed, m), 0);
                 want = packed;
             }
             assert_memory_equal(want, rd.bytes, (size_t)n * bytes);

@@ -7,7 +7,7 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, gemma4_text, lfm2.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -23,7 +23,8 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma": "gemma", "falcon": "falcon", "mixtral": "llama", "qwen3_moe": "qwen3moe",
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
-         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe", "lfm2": "lfm2"}
+         "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe",
+         "gemma4_text": "gemma4", "lfm2": "lfm2"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 GEMMA3 = ("gemma3", "gemma-embedding")
 PLUS_ONE = ("gemma", "gemma2", *GEMMA3, *HYBRIDS)
@@ -33,7 +34,9 @@ EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": 
            "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
            "model.final_layernorm": "output_norm", "transformer.word_embeddings": "token_embd",
-           "transformer.ln_f": "output_norm", "model.embedding_norm": "token_embd_norm"}
+           "transformer.ln_f": "output_norm", "model.embed_tokens_per_layer": "per_layer_token_embd",
+           "model.per_layer_model_projection": "per_layer_model_proj",
+           "model.per_layer_projection_norm": "per_layer_proj_norm", "model.embedding_norm": "token_embd_norm"}
 INSIDE = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output", "self_attn.dense": "attn_output", "self_attn.qkv_proj": "attn_qkv",
@@ -53,6 +56,12 @@ INSIDE = {
     "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
+GEMMA4 = {"router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+          "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
+          "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm"}
+BARE = {"layer_scalar": "layer_output_scale.weight", "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale", "experts.gate_up_proj": "ffn_gate_up_exps.weight",
+        "experts.down_proj": "ffn_down_exps.weight"}
 
 
 def text(s):
@@ -175,6 +184,17 @@ def rope_factors(rope, d):
     return factors
 
 
+def gemma4(c):
+    """Returns the entries of a gemma4 that differ from layer to layer: heads, their width, and MLPs."""
+    local = [kind == "sliding_attention" for kind in c["layer_types"]]
+    full = {"head_dim": c["head_dim"], "num_key_value_heads": c["num_key_value_heads"],
+            **next(iter(c["per_layer_config"].values()))}
+    first = c["num_hidden_layers"] - c["num_kv_shared_layers"]
+    wide = [2 if c["use_double_wide_mlp"] and i >= first else 1 for i in range(len(local))]
+    return {"d": full["head_dim"], "kv": [c["num_key_value_heads"] if l else full["num_key_value_heads"] for l in local],
+            "ffn": [c["intermediate_size"] * w for w in wide], "local": local}
+
+
 def metadata(c, arch, vocab_rows, n_guessing):
     heads = c["num_attention_heads"]
     kv = c.get("num_key_value_heads") or c.get("num_kv_heads") or heads
@@ -194,6 +214,18 @@ def metadata(c, arch, vocab_rows, n_guessing):
         n_ffn = -(-(2 * n_ffn // 3) // unit) * unit if c["block_auto_adjust_ff_dim"] else n_ffn
         kv = [kv if kind == "full_attention" else 0 for kind in c["layer_types"]]
         yield "shortconv.l_cache", U32, c["conv_L_cache"]
+    if arch == "gemma4":
+        own = gemma4(c)
+        d, kv, n_ffn, rope = own["d"], own["kv"], own["ffn"], {**rope, "partial_rotary_factor": 1.0}
+        yield "attention.key_length_swa", U32, c["head_dim"]
+        yield "attention.value_length_swa", U32, c["head_dim"]
+        yield "rope.dimension_count_swa", U32, c["head_dim"]
+        yield "rope.freq_base_swa", F32, c["rope_parameters"]["sliding_attention"]["rope_theta"]
+        yield "attention.sliding_window_pattern", BOOL, own["local"]
+        yield "attention.shared_kv_layers", U32, c["num_kv_shared_layers"]
+        yield "embedding_length_per_layer_input", U32, c["hidden_size_per_layer_input"]
+        if c["final_logit_softcapping"]:
+            yield "final_logit_softcapping", F32, c["final_logit_softcapping"]
     yield "feed_forward_length", U32, n_ffn
     yield "attention.head_count", U32, heads
     yield "attention.head_count_kv", U32, kv
@@ -204,7 +236,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     if d * heads != c["hidden_size"] or "head_dim" in c:
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
-    if c.get("sliding_window") and arch in ("phi3", "llama", *GEMMA3, "olmo2", "gpt-oss", "gemma2", "cohere2"):
+    if c.get("sliding_window") and arch in ("phi3", "llama", *GEMMA3, "olmo2", "gpt-oss", "gemma2", "cohere2", "gemma4"):
         yield "attention.sliding_window", U32, c["sliding_window"]
     if rope.get("rope_type") == "linear":
         yield "rope.scaling.type", STRING, "linear"
@@ -240,7 +272,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     experts = c.get("num_local_experts", c.get("num_experts"))
     if experts:
         yield "expert_count", U32, experts
-        yield "expert_used_count", U32, c["num_experts_per_tok"]
+        yield "expert_used_count", U32, c.get("num_experts_per_tok", c.get("top_k_experts"))
     if arch == "gemma2":
         yield "attn_logit_softcapping", F32, c["attn_logit_softcapping"]
         yield "final_logit_softcapping", F32, c["final_logit_softcapping"]
@@ -272,7 +304,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
         yield "expert_group_used_count", U32, c["topk_group"]
         if n_guessing:
             yield "nextn_predict_layers", U32, n_guessing
-    if arch in ("qwen3moe", "qwen35moe", "qwen3next", "glm4moe"):
+    if arch in ("qwen3moe", "qwen35moe", "qwen3next", "glm4moe") or (arch == "gemma4" and experts):
         yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
 
@@ -337,6 +369,10 @@ def converted(folder, c, arch):
     if rope.get("rope_type") == "llama3":
         factors = rope_factors({"rope_theta": c.get("rope_theta", 10000.0), **rope}, d)
         yield "rope_freqs.weight", "F32", [d // 2], struct.pack(f"<{d // 2}f", *factors)
+    if arch == "gemma4":
+        half = gemma4(c)["d"] // 2
+        n = int(half * rope["full_attention"]["partial_rotary_factor"])
+        yield "rope_freqs.weight", "F32", [half], struct.pack(f"<{half}f", *([1.0] * n + [1e30] * (half - n)))
     experts = {}  # of a stacked tensor: type and shape of one expert's matrix, and bytes by number
     if rope.get("rope_type") == "longrope":
         for kind in ("long", "short"):
@@ -359,8 +395,11 @@ def converted(folder, c, arch):
             name = name.replace("self_attn.sinks", "attn_sinks.weight")
         if c["architectures"][0] == "Gemma3TextModel":
             name = "model." + name  # the bare base model
+        bare = BARE.get(name.removeprefix("model.layers.").split(".", 1)[-1]) if arch == "gemma4" else None
+        if bare:
+            name = f"model.layers.{name.split('.')[2]}.{bare}"
         stem, end = name.rsplit(".", 1)
-        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon", "cohere2")):
+        if stem == "lm_head" and c.get("tie_word_embeddings", c["model_type"] in ("gemma", "gemma2", "gemma3_text", "falcon", "cohere2", "gemma4_text")):
             continue
         if stem in OUTSIDE:
             out = f"{OUTSIDE[stem]}.{end}"
@@ -371,9 +410,9 @@ def converted(folder, c, arch):
                 all_of_it = experts.setdefault(f"blk.{layer}.{EXPERTS[kind]}.{end}", (dtype, shape, {}))
                 all_of_it[2][int(number)] = raw
                 continue
-            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")  # the norm that follows attention
+            around = c["model_type"] in ("gemma2", "gemma3_text", "olmo2", "olmo3", "gpt_oss", "glm4_moe", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "gemma4_text")  # the norm that follows attention
             after = around and inner == "post_attention_layernorm"
-            out = f"blk.{layer}.{'post_attention_norm' if after else INSIDE.get(inner, inner)}.{end}"
+            out = f"blk.{layer}.{'post_attention_norm' if after else {**INSIDE, **GEMMA4}.get(inner, inner)}.{end}"
         if arch in PAIRS and (".attn_q." in out or ".attn_k." in out):
             raw = rows_in_order(raw, shape[0], interleaved(shape[0], d))
         if arch == "falcon" and ".attn_qkv." in out:
@@ -469,7 +508,7 @@ if __name__ == "__main__":
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
                      "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3",
-                     "glm4-moe", "glm4-moe-groups", "lfm2", "lfm2-untied"):
+                     "glm4-moe", "glm4-moe-groups", "gemma4", "gemma4-layers", "gemma4-moe", "lfm2", "lfm2-untied"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name in ("qwen3.5", "glm4-moe")))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

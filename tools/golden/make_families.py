@@ -38,6 +38,11 @@ BASE = dict(vocab_size=VOCAB, hidden_size=48, intermediate_size=80, num_hidden_l
             num_attention_heads=4, max_position_embeddings=256, bos_token_id=1, eos_token_id=2)
 
 
+GEMMA4 = dict(
+    BASE, num_hidden_layers=3, num_key_value_heads=2, head_dim=16, global_head_dim=32, sliding_window=16,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"])
+
+
 def rope(theta=10000.0, rope_type="default", **more):
     return {"rope_type": rope_type, "rope_theta": theta, **more}
 
@@ -231,6 +236,15 @@ FAMILIES = {
         n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=0,
         n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=0.8,
         rope_parameters=rope(1000.0, partial_rotary_factor=0.5))),
+    "gemma4": ("Gemma4TextConfig", "bfloat16", dict(
+        GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0)),
+    "gemma4-layers": ("Gemma4TextConfig", "bfloat16", dict(
+        GEMMA4, num_hidden_layers=4, intermediate_size=48, num_kv_shared_layers=2, use_double_wide_mlp=True,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB, final_logit_softcapping=4.0)),
+    "gemma4-moe": ("Gemma4TextConfig", "bfloat16", dict(
+        GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        enable_moe_block=True, intermediate_size=48, num_experts=6, top_k_experts=2, moe_intermediate_size=24)),
     "granite": ("GraniteConfig", "bfloat16", dict(
         BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
         residual_multiplier=0.4, logits_scaling=3.0,
@@ -252,8 +266,12 @@ def draw(model, plus_one, gemma, seed):
             plain = name.endswith("linear_attn.norm.weight")
             mean = 0.0 if (plus_one and not plain) or name.endswith("bias") else 1.0
             x = mean + 0.2 * x
+            if gemma == 4 and "q_norm" in name:
+                x = 0.3 * x  # scores have no other factor
         elif name.endswith("sinks"):
             pass
+        elif name.endswith(("router.scale", "per_expert_scale")):
+            x = 1 + 0.2 * x
         elif name.endswith("A_log"):
             x = x - 2  # states that forget slowly
         elif p.dim() == 1:
@@ -268,6 +286,8 @@ def draw(model, plus_one, gemma, seed):
     for name, p in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             p.data = representable(0.2 * torch.randn(p.shape, generator=g))
+        elif name.endswith("layer_scalar"):
+            p.data = representable(0.8 + 0.1 * torch.randn(p.shape, generator=g))
 
 
 def add_guessing(path):
@@ -351,8 +371,8 @@ def make(name):
     for seed in range(1, 100):  # finds a seed whose greedy choices are not close
         torch.manual_seed(seed)
         model = library(name).from_config(config, dtype=torch.float32)
-        gemma = name.startswith("gemma")
-        draw(model, gemma or is_hybrid(name), gemma, seed)
+        gemma = 4 if name.startswith("gemma4") else name.startswith("gemma")
+        draw(model, gemma is True or is_hybrid(name), gemma, seed)
         shutil.rmtree(path, ignore_errors=True)
         model.to(getattr(torch, dtype)).save_pretrained(path)
         if name.endswith("-mxfp4"):

@@ -61,8 +61,9 @@ INLINE void rms_row_t(float *out, const void *x, enum dtype t, const float *w, i
     v16 scale = v_set1(norm_scale(square_sum(x, t, n, 0), n, eps));
     for (int64_t i = 0; i < n; i += 16) {
         v16 y = v_mul(v_load_upto(x, t, i, n - i), scale);
-        v_store_upto(out, DTYPE_F32, i, n - i,
-                     v_mul(y, v_load_upto(w, DTYPE_F32, i, n - i)));
+        if (w != NULL)
+            y = v_mul(y, v_load_upto(w, DTYPE_F32, i, n - i));
+        v_store_upto(out, DTYPE_F32, i, n - i, y);
     }
 }
 

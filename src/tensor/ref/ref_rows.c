@@ -91,7 +91,7 @@ int ref_head_norm(struct stream *s, struct mat x, int d_head, const float *w, fl
         for (int64_t h = 0; h < x.cols; h += d_head) {
             float scale = norm_scale(square_sum(x, i, h, d_head, 0), d_head, eps);
             for (int64_t j = 0; j < d_head; j++)
-                mat_set(x, i, h + j, mat_get(x, i, h + j) * scale * w[j]);
+                mat_set(x, i, h + j, mat_get(x, i, h + j) * scale * (w != NULL ? w[j] : 1));
         }
     }
     return stream_enter(s);
