@@ -455,8 +455,8 @@ static void the_result_counts_what_was_done(void **state)
         assert_true((out.io_ns > 0) == (out.read_bytes > 0));
         assert_true(out.wait_ns >= 0 && out.wait_ns + out.compute_ns < out.total_ns);
         assert_true(out.bubble == restore_bubble(&out, out.total_ns));
-        for (int m = 0; m < 3; m++)
-            assert_true(out.n_by_method[m] == 0 || b.rr->row_ns[m] > 0);
+        for (int j = 0; j < 3; j++)
+            assert_true(out.n_by_method[j] == 0 || b.rr->row_ns[j] > 0);
         assert_true(b.rr->row_ns[0] < (double)ns && b.rr->row_ns[1] < (double)ns);
         static struct restore_trace io, compute;
         int64_t t_start;

@@ -18,7 +18,7 @@
 enum { N = 6, N_CONTEXTS = 400, CAP = 4 << 20 };
 
 /* One record per chunk, so that the index's rows are large beside the extents. */
-static const struct st_shape tiny = {1, {[STORE_HIDDEN] = 100, [STORE_KV] = 0}};
+static const struct st_shape tiny = {1, {[STORE_HIDDEN] = 100, [STORE_KV] = 0}, false};
 
 struct files {
     uint64_t all, segments, index, log, reserve;

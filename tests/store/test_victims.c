@@ -15,7 +15,7 @@
 #include "tests/base/strict_store.h"
 
 /* One record of one block: with its header a chunk takes two blocks of 4 KiB. */
-static const struct st_shape shape = {1, {4096, 0}};
+static const struct st_shape shape = {1, {4096, 0}, false};
 enum { CHUNK_BYTES = 2 * STORE_ALIGN };
 
 static struct store *open_store(enum placement_kind policy, int n_chunks)
@@ -193,7 +193,7 @@ static void what_saves_more_for_each_byte_stays(void **state)
     (void)state;
     enum { WAIT_S = 1000 };
     /* its record and header take four blocks */
-    static const struct st_shape large = {1, {3 * 4096, 0}};
+    static const struct st_shape large = {1, {3 * 4096, 0}, false};
     struct store *s = open_store(PLACEMENT_OURS, 20);
     const struct placement_price price = {.token_s = 1, .chunk_bytes = CHUNK_BYTES};
     const struct store_use use = {.reuse_in_s = WAIT_S};
