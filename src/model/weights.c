@@ -624,11 +624,10 @@ int weights_load(struct weights *out, const char *source, const struct model_con
 static void free_memory(struct weights *w, struct device *dev)
 {
     struct holdings *h = w->impl;
-    for (int i = 0; i < h->n_layers; i++) {
+    for (int i = 0; i < h->n_layers; i++)
         for (enum slot s = SLOT_WQ; s < SLOT_DENSE_1; s++)
             if (slot_is_in_layer(s))
                 buf_free(dev, &slot_matrix(w, &w->layers[i], s)->mem);
-    }
     buf_free(dev, &w->head.mem);
     buf_free(dev, &w->layer_in.mem);
     for (int i = 0; i < CONFIG_MAX_DENSE; i++)

@@ -46,6 +46,7 @@ struct weights_image {
     size_t map_bytes;
     struct stat checked;
     int slot; /* of mapped[]; -1: none */
+    bool is_damaged;
     atomic_size_t next, n_bad;
     uint64_t *sums;
     /* An image that is being written. */
@@ -151,12 +152,11 @@ static void check_sums(void *arg, int thread_idx, int n_threads)
     const uint8_t *data = weights_image_memory(im);
     (void)thread_idx;
     (void)n_threads;
-    for (size_t i; (i = atomic_fetch_add(&im->next, 1)) < n_sums(im->n_bytes);) {
+    for (size_t i; atomic_load(&im->n_bad) == 0 &&
+                   (i = atomic_fetch_add(&im->next, 1)) < n_sums(im->n_bytes);) {
         size_t at = i * SUM_BYTES, n = MIN(im->n_bytes - at, (size_t)SUM_BYTES);
         off_t file_at = (off_t)(begin_of(im->n_bytes) + at);
         (void)posix_fadvise(im->fd, file_at + AHEAD_BYTES, SUM_BYTES, POSIX_FADV_WILLNEED);
-        if (atomic_load(&im->n_bad) > 0)
-            return;
         if (checksum64(data + at, n) != im->sums[i])
             atomic_fetch_add(&im->n_bad, 1);
     }
@@ -181,16 +181,18 @@ static bool read_head(struct weights_image *im)
 
 static bool map_and_check(struct weights_image *im, struct pool *pool)
 {
-    if (!read_head(im))
+    im->is_damaged = !read_head(im);
+    if (im->is_damaged)
         return false;
     (void)posix_fadvise(im->fd, 0, AHEAD_BYTES, POSIX_FADV_WILLNEED);
     im->map_bytes = (size_t)im->checked.st_size;
     im->map = mem_map_file(im->fd, im->map_bytes);
     im->slot = im->map != NULL ? guard(im->map, im->map_bytes) : -1;
-    if (im->slot < 0)
+    if (im->slot < 0) /* no memory, or too many images are mapped: this one is good */
         return false;
     pool_run(pool, check_sums, im);
-    return atomic_load(&im->n_bad) == 0 && weights_image_is_intact(im);
+    im->is_damaged = atomic_load(&im->n_bad) > 0 || !weights_image_is_intact(im);
+    return !im->is_damaged;
 }
 
 struct weights_image *weights_image_map(const struct sha256 *key, size_t n_bytes,
@@ -204,8 +206,8 @@ struct weights_image *weights_image_map(const struct sha256 *key, size_t n_bytes
         .key = *key, .n_bytes = n_bytes, .slot = -1, .folder = folder};
     path = path_of(folder, key);
     im->fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
-    bool exists = im->fd >= 0, good = exists && map_and_check(im, pool);
-    if (exists && !good) {
+    bool good = im->fd >= 0 && map_and_check(im, pool);
+    if (im->is_damaged) {
         log_info("%s: is damaged and was deleted; the weights are read from their source",
                  path);
         (void)unlink(path);
@@ -279,14 +281,13 @@ static bool make_room(const char *folder, uint64_t n_bytes)
         qsort(old, n, sizeof *old, by_use);
     uint64_t room = fits ? ((uint64_t)fs.f_bavail * fs.f_frsize + taken) / 4 : 0;
     room = MIN(room, IMAGES_MAX_BYTES);
-    fits = n_bytes <= room;
     for (size_t i = 0; i < n; i++) {
-        if (fits && taken + n_bytes > room && unlink(old[i].path) == 0)
+        if (n_bytes <= room && taken + n_bytes > room && unlink(old[i].path) == 0)
             taken -= old[i].bytes;
         free(old[i].path);
     }
     free(old);
-    return fits && taken + n_bytes <= room;
+    return taken + n_bytes <= room;
 }
 
 /* Writes all pieces, and a checksum of each MiB. */

@@ -277,7 +277,6 @@ static const char *const dtypes[] = {"f32", "bf16", "f16"};
 /* Tries every (r,h,k), and mixtures per layer that a seed draws. */
 static void every_plan(void **state)
 {
-    (void)state;
     const char *model[MAX_MODELS];
     int n_models = models(model), n_plans = 0;
     uint64_t n_packed = 0;
@@ -319,7 +318,6 @@ static void every_plan(void **state)
  * kind of layer: with or without biases, QK norm, learned positions or a window. */
 static void every_family(void **state)
 {
-    (void)state;
     static const char dir[] = "tests/model/golden/families";
     DIR *d = opendir(dir);
     int n = 0;
@@ -362,7 +360,6 @@ static void every_family(void **state)
  * under different policies. */
 static void mixed_policies(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"hidden", "kv", "both"};
     static const char *const wants[] = {"hidden", "kv", "auto", "RHKK"};
     for (int d = 0; d < 3; d++) {
@@ -397,7 +394,6 @@ static void save_prefix(struct stack *k, const char *save, int n_tokens)
 /* The first chunk has hidden states, the second KV, the third both: one restore uses all three. */
 static void mixed_chunks(void **state)
 {
-    (void)state;
     for (int d = 0; d < 3; d++) {
         struct stack plain;
         open_stack(&plain, "synth:tiny-gqa", dtypes[d], 2, 512);
@@ -420,7 +416,6 @@ static void mixed_chunks(void **state)
  * resulting full chunk, made of stored rows and new ones, is restored by every (r,h,k), too. */
 static void tails(void **state)
 {
-    (void)state;
     static const int lengths[] = {1, 40, 63, 65, 100, 191, 200};
     const char *model[MAX_MODELS];
     int n_models = models(model), n_plans = 0;
@@ -461,7 +456,6 @@ static void tails(void **state)
  * chunk gets these records. If a tail lacks the records that the plan needs, it is not used. */
 static void tails_that_lack_records(void **state)
 {
-    (void)state;
     struct stack k;
     open_stack(&k, "synth:tiny-gqa", "bf16", 2, 512);
     k.platform.c_tok.b_s = 1e-3;
@@ -483,7 +477,6 @@ static void tails_that_lack_records(void **state)
  * these is restored by all others. (Each of the three types takes half of these, by turns.) */
 static void chunkings(void **state)
 {
-    (void)state;
     static const int rows[] = {1, 7, 64, 200, 512};
     const char *model[MAX_MODELS];
     int n_models = models(model);
@@ -543,13 +536,11 @@ static void chunkings_of(const char *weights)
 
 static void chunkings_q8(void **state)
 {
-    (void)state;
     chunkings_of("q8");
 }
 
 static void chunkings_q4(void **state)
 {
-    (void)state;
     chunkings_of("q4");
 }
 
@@ -557,7 +548,6 @@ static void chunkings_q4(void **state)
  * make two products instead of one. */
 static void w_v_of_another_type(void **state)
 {
-    (void)state;
     static const char *const files[] = {"layers", "six"};
     for (int i = 0; i < 2 * 3; i++) {
         struct stack k;
@@ -578,7 +568,6 @@ static void w_v_of_another_type(void **state)
 
 static void chunkings_bf16r(void **state)
 {
-    (void)state;
     chunkings_of("bf16r");
 }
 
@@ -586,7 +575,6 @@ static void chunkings_bf16r(void **state)
  * alone. */
 static void batch_composition(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct stack_opts o = {.user.model = "synth:tiny-gqa",
                            .user.dtype = "bf16",
@@ -696,7 +684,6 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
 
 static void one_wrong_element_is_seen(void **state)
 {
-    (void)state;
     struct stack good;
     open_stack(&good, "synth:tiny-mha", "bf16", 1, 512);
     struct run ref = run_once(&good, "both", "recompute");

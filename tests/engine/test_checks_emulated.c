@@ -133,7 +133,6 @@ static void bad_records(struct place *p, int chunk, bool fused)
 
 static void a_bad_record_is_a_miss(void **state)
 {
-    (void)state;
     static const char *const who[] = {"device", "host"};
     for (int i = 0; i < 2; i++) {
         struct place p;
@@ -149,7 +148,6 @@ static void a_bad_record_is_a_miss(void **state)
 /* The damage is in the last chunk, which is not in the first group of eight. */
 static void in_the_second_group(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "synth:tiny-mha", "bf16", N_CHUNKS);
     one_bad_record(&p, "kv", true, N_CHUNKS - 1, 2, STORE_KV, ALL_ONES);
@@ -160,7 +158,6 @@ static void in_the_second_group(void **state)
 /* After the loss of a chunk, windows begin earlier, and their rows are restored again. */
 static void windows_begin_earlier(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "tests/model/golden/families/mistral", "bf16", 3);
     one_bad_record(&p, "kv", true, 2, 1, STORE_KV, ALL_ONES);
@@ -171,7 +168,6 @@ static void windows_begin_earlier(void **state)
 /* Only the device can detect a bit that changes between host and device. */
 static void a_bad_copy_up_is_found(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, SMALL, "bf16", 3);
     for (int i = 0; i < 4; i++) {
@@ -194,7 +190,6 @@ static void a_bad_copy_up_is_found(void **state)
  * device has not checked yet must not overwrite rows that are recomputed. */
 static void a_bad_read_in_a_race_changes_nothing(void **state)
 {
-    (void)state;
     int n_raced = 0;
     for (uint64_t seed = 1; seed <= 3; seed++) {
         struct place p = {.what = SMALL, .n_chunks = 3};
@@ -231,7 +226,6 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
  * operation is repeated. The result of a check is never assumed. */
 static void a_refused_check_is_no_verdict(void **state)
 {
-    (void)state;
     struct place p;
     int n_failed = 0;
     place_open(&p, SMALL, "bf16", 3);
@@ -257,7 +251,6 @@ static void a_refused_check_is_no_verdict(void **state)
 
 static void unknown_values_of_checksums_are_refused(void **state)
 {
-    (void)state;
     static const char *const values[] = {"gpu", "device"};
     for (int i = 0; i < 2; i++) {
         struct stack k;

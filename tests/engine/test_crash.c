@@ -253,7 +253,6 @@ static void campaign(const struct subject *of)
 
 static void crashes(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         campaign(&subjects[i]);
 }
@@ -261,7 +260,6 @@ static void crashes(void **state)
 /* Shows that this suite detects a store that does not wait until its data are durable. */
 static void it_can_fail(void **state)
 {
-    (void)state;
     int n_lost = 0, n_seeds = 0;
     run_alone(&subjects[0]);
     bug = STORE_BUG_NO_SYNC;

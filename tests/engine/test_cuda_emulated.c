@@ -129,7 +129,6 @@ static int check_plans(const char *model, const char *dtype, int stride)
 
 static void restored_state_is_bit_equal(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *dtype, *math;
         int stride;
@@ -156,7 +155,6 @@ static void restored_state_is_bit_equal(void **state)
  * another. */
 static void the_mathematics_are_in_the_fingerprint(void **state)
 {
-    (void)state;
     static const char *const maths[] = {"fast", "fixed", "exact"};
     struct sha256 f[3];
     for (int i = 0; i < 3; i++) {
@@ -227,7 +225,6 @@ static void check_company(const char *model, const char *math, int n, bool turns
 
 static void batches_reuse_and_preemption(void **state)
 {
-    (void)state;
     check_company("tests/model/golden/families/llama", "exact", N_PROMPT, true);
     check_company("models/demo", "fixed", 79, false);
 }
@@ -235,7 +232,6 @@ static void batches_reuse_and_preemption(void **state)
 /* In fast mode, with cuBLAS products and tensor-core attention, the greedy tokens stay the same. */
 static void fast_math_keeps_greedy_tokens(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"hidden", "kv", "RH"};
     struct stack k;
     struct run ref, r;
@@ -258,7 +254,6 @@ static void fast_math_keeps_greedy_tokens(void **state)
  * request is served normally. */
 static void a_fault_fails_the_request(void **state)
 {
-    (void)state;
     static const struct {
         enum cuda_emu_fault what;
         const char *name, *plan;
@@ -316,7 +311,6 @@ static void a_fault_fails_the_request(void **state)
  * restored. */
 static void an_overflow_is_found_at_the_end(void **state)
 {
-    (void)state;
     enum { BAD = 77 };
     struct stack k;
     struct et_run good, r;
@@ -376,7 +370,6 @@ static void an_overflow_is_found_at_the_end(void **state)
  * survives. */
 static void a_lost_device_is_told(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run r;
     struct et_ask a = {
@@ -395,7 +388,6 @@ static void a_lost_device_is_told(void **state)
 
 static void what_cannot_run_is_refused_with_its_reason(void **state)
 {
-    (void)state;
     static const struct {
         struct stack_opts o;
         const char *mib, *says;

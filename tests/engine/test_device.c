@@ -40,7 +40,6 @@ static const struct {
 
 static void generation_goes_on(void **state)
 {
-    (void)state;
     static struct et_run ref_old, ref_long, r;
     int32_t prompt[N_LONG];
     struct stack k;

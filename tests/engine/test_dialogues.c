@@ -223,7 +223,6 @@ static bool zeroed_differs(struct stack *from, const struct talk *t,
 
 static void restored_between_turns(void **state)
 {
-    (void)state;
     static struct talk restored, before;
     static struct et_run r;
     struct solo never;
@@ -267,7 +266,6 @@ static void restored_between_turns(void **state)
 
 static int open_all(void **state)
 {
-    (void)state;
     char *text;
     size_t n;
     struct err err = {0};
@@ -285,7 +283,6 @@ static int open_all(void **state)
 
 static int close_all(void **state)
 {
-    (void)state;
     tokenizer_close(tokenizer);
     json_free(dialogues);
     return 0;

@@ -125,7 +125,6 @@ static void restores(struct stack *k, const char *plan, bool fused, bool direct)
  * restore. */
 static void without_the_library(void **state)
 {
-    (void)state;
     struct stack k;
     struct err err = {0};
     struct stack_opts on = options("on"), other = options("yes");
@@ -156,7 +155,6 @@ static void without_the_library(void **state)
 
 static void restored_state_is_bit_equal(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"kv", "hidden", "RK", "RH"};
     struct stack k;
     load_fake();
@@ -187,7 +185,6 @@ static void restored_state_is_bit_equal(void **state)
  * part. */
 static void what_is_refused_at_the_start(void **state)
 {
-    (void)state;
     static const struct {
         size_t field;
         const char *why;
@@ -223,7 +220,6 @@ static void what_is_refused_at_the_start(void **state)
 /* A read that fails is repeated through host memory, and so are all later reads. */
 static void what_fails_is_read_again(void **state)
 {
-    (void)state;
     static const struct {
         size_t field;
         int after;
@@ -254,7 +250,6 @@ static void what_fails_is_read_again(void **state)
 
 static void a_stuck_disk_is_given_up_in_time(void **state)
 {
-    (void)state;
     struct stack k;
     reset_fake();
     open_stack(&k, "on");
@@ -272,7 +267,6 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
 /* Must be the last test, because it condemns a chunk. */
 static void a_garbled_read_is_a_miss(void **state)
 {
-    (void)state;
     struct stack k;
     reset_fake();
     open_stack(&k, "on");
@@ -294,7 +288,6 @@ static void a_garbled_read_is_a_miss(void **state)
 
 static int make_dir(void **state)
 {
-    (void)state;
     const char *tmp = getenv("TMPDIR");
     snprintf(dir, sizeof dir, "%.40s/hc-direct-XXXXXX", tmp != NULL ? tmp : "/tmp");
     et_device.cuda_math = "exact";
@@ -304,7 +297,6 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    (void)state;
     char command[100];
     snprintf(command, sizeof command, "rm -rf '%s'", dir);
     return system(command);

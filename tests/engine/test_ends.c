@@ -32,7 +32,6 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
 /* An EOS ends an answer.  BOS does not, as in the reference library. */
 static void only_an_eos_ends_an_answer(void **state)
 {
-    (void)state;
     struct stack k;
     int32_t prompt[20], first, none;
     et_prompt(prompt, 20, 5);
@@ -56,7 +55,6 @@ static void only_an_eos_ends_an_answer(void **state)
  * shown are those of the model. */
 static void each_request_has_its_own_shaping(void **state)
 {
-    (void)state;
     enum { N = 6, FORCED = 99, MOST = 4 };
     struct stack k;
     struct err err = {0};
@@ -115,7 +113,6 @@ static void each_request_has_its_own_shaping(void **state)
  * shared with later requests, because they have no keys and values. */
 static void blocks_before_a_window_are_not_shared(void **state)
 {
-    (void)state;
     enum { N = 250 };
     static const char model[] = "tests/model/golden/families/mistral";
     struct io *io = et_disk(9, 0);
@@ -152,7 +149,6 @@ static void blocks_before_a_window_are_not_shared(void **state)
  * even if the second saves nothing itself. */
 static void chunks_that_are_shared_on_the_device_count_as_committed(void **state)
 {
-    (void)state;
     struct io *io = et_disk(7, 0);
     struct stack k;
     struct seq *s[2];
@@ -184,7 +180,6 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
  * chunk would lack the records. */
 static void a_tail_without_the_wanted_records_is_computed_again(void **state)
 {
-    (void)state;
     const struct {
         const char *first, *then;
         int n_cached;
@@ -225,7 +220,6 @@ static void a_tail_without_the_wanted_records_is_computed_again(void **state)
  * back from the store. */
 static void a_turn_computes_only_what_is_new(void **state)
 {
-    (void)state;
     enum { N_TURNS = 7, MORE = 21, ANSWER = 5 };
     static const char *const kinds[] = {"kv", "hidden", "both"};
     for (int i = 0; i < 3; i++) {

@@ -32,7 +32,6 @@ static int add(struct stack *k, const struct et_ask *a, struct seq **s, struct e
 
 static void context_limit(void **state)
 {
-    (void)state;
     int32_t prompt[N_MAX];
     struct stack k;
     struct seq *s;
@@ -67,7 +66,6 @@ static void context_limit(void **state)
 /* A refusal says which number is too large, and for which bound. */
 static void refusals_name_their_numbers(void **state)
 {
-    (void)state;
     static const struct truncation window = {.context = 256, .step = 64, .keep = 64};
     static const struct {
         int n_prompt, max_tokens, kv_tokens, max_context;
@@ -126,7 +124,6 @@ static void refusals_name_their_numbers(void **state)
  * batch with the logits, and what restores read into. Nothing lies on the host. */
 static void memory_is_that_of_the_parts(void **state)
 {
-    (void)state;
     struct stack k;
     struct mixed_stats mixed;
     size_t kv, activations, restore;
@@ -162,7 +159,6 @@ static void memory_is_that_of_the_parts(void **state)
  * contexts. */
 static void places_and_blocks(void **state)
 {
-    (void)state;
     int32_t prompt[N_MAX];
     struct stack k;
     struct seq *s[3];
@@ -216,7 +212,6 @@ static void places_and_blocks(void **state)
 
 static void prompt_lengths(void **state)
 {
-    (void)state;
     static const struct {
         int n, committed, cached;
     } want[] = {{1, 1, 0},       {2, 2, 1},       {63, 63, 62},   {64, 64, 0},
@@ -251,7 +246,6 @@ static void prompt_lengths(void **state)
 
 static void salts_keep_apart(void **state)
 {
-    (void)state;
     int32_t prompt[200];
     struct stack k;
     struct et_run r;
@@ -285,7 +279,6 @@ static int count_tokens(void *arg, int32_t id)
 
 static void cancel(void **state)
 {
-    (void)state;
     int32_t prompt[200];
     struct stack k;
     struct et_run all, r;
@@ -314,7 +307,6 @@ static void cancel(void **state)
 /* EOS as the first token, in the middle, and ignored. */
 static void eos(void **state)
 {
-    (void)state;
     int32_t prompt[100];
     struct stack k;
     struct et_run all;
@@ -347,7 +339,6 @@ static void eos(void **state)
 
 static void no_tokens_wanted(void **state)
 {
-    (void)state;
     int32_t prompt[130];
     struct stack k;
     struct seq *s;
@@ -373,7 +364,6 @@ static void no_tokens_wanted(void **state)
 /* A sequence may be removed in any state, even if chunks are open or being written. */
 static void removed_in_any_state(void **state)
 {
-    (void)state;
     int32_t prompt[300];
     et_prompt(prompt, 300, 8);
     for (int n_steps = 0; n_steps < 14; n_steps++) {
@@ -398,7 +388,6 @@ static void removed_in_any_state(void **state)
  * recomputation of a restore. */
 static void batches_of_any_size(void **state)
 {
-    (void)state;
     enum { N = 1500 };
     static const int rows[] = {512, 1024, 1111, 2048};
     static const char *const plans[] = {"recompute", "RRHK", "RRRR"};
@@ -444,7 +433,6 @@ enum { N_SEQS = 5 };
  * beside each other. Each gives the same result as alone, with a saver and without. */
 static void phases_beside_each_other(void **state)
 {
-    (void)state;
     static int32_t prompt[N_SEQS][400];
     static struct et_run alone[N_SEQS], r;
     struct et_ask a[N_SEQS];
@@ -506,7 +494,6 @@ static void phases_beside_each_other(void **state)
  * test's own clock measures it. */
 static void steps_teach_what_their_passes_took(void **state)
 {
-    (void)state;
     enum { N_ROWS = 100, N_DECODES = 6 };
     int32_t prompt[N_ROWS];
     struct stack k;
@@ -536,7 +523,6 @@ static void steps_teach_what_their_passes_took(void **state)
 /* No saver changes logits, however slow or broken its store is. */
 static void saver_changes_nothing(void **state)
 {
-    (void)state;
     int32_t prompt[700];
     static struct et_run ref, r;
     struct stack k;
@@ -588,7 +574,6 @@ static void saver_changes_nothing(void **state)
 /* A store at its cap refuses saves, but fails no request. */
 static void small_caps(void **state)
 {
-    (void)state;
     int32_t prompt[400];
     static struct et_run ref, r;
     struct stack k;
@@ -627,7 +612,6 @@ static uint64_t appended_bytes(struct stack *k)
  * sequences, and of sequences that diverge later. */
 static void prefixes_are_stored_once(void **state)
 {
-    (void)state;
     enum { N = 4 };
     int32_t prompt[N][320];
     struct stack k;
@@ -672,7 +656,6 @@ static void prefixes_are_stored_once(void **state)
  * The chunk then has its earlier records and the added ones. */
 static void records_are_added(void **state)
 {
-    (void)state;
     int32_t prompt[320];
     struct stack k;
     struct et_run ref, r;
@@ -712,7 +695,6 @@ static void records_are_added(void **state)
  * stop being saved and give the reason; requested again, they are saved. */
 static void small_save_buffer(void **state)
 {
-    (void)state;
     enum { N = 24 };
     static struct et_run ref[N], r;
     int32_t prompt[N][70];
@@ -762,7 +744,6 @@ static void small_save_buffer(void **state)
 
 static void other_models_are_a_miss_with_a_reason(void **state)
 {
-    (void)state;
     int32_t prompt[200];
     struct stack k;
     struct et_run r;
@@ -829,7 +810,6 @@ static int count_idle_steps(struct stack *k, struct seq *s)
  * and a later step continues the prefill. In both cases all of the prompt's state is saved. */
 static void a_prefill_waits_where_nothing_decodes(void **state)
 {
-    (void)state;
     static int32_t prompt[SAVED], other[8];
     struct err err = {0};
     et_prompt(prompt, SAVED, 1);
@@ -902,7 +882,6 @@ static uint64_t digest_of(struct service *s, const struct stack *k, const struct
  * rest keeps it. */
 static void idle_services_rest(void **state)
 {
-    (void)state;
     int32_t prompt[200];
     et_prompt(prompt, 200, 3);
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .max_tokens = 20, .save = "both"};

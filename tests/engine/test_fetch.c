@@ -53,7 +53,6 @@ static uint64_t n_promoted(const struct stack *k)
 
 static void a_waiting_request_is_restored_from_dram(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct io *disk = wt_disk(&want);
@@ -83,7 +82,6 @@ static void a_waiting_request_is_restored_from_dram(void **state)
  * pool. */
 static void only_what_is_needed_is_fetched(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct io *disk = wt_disk(&want);
@@ -125,7 +123,6 @@ static void only_what_is_needed_is_fetched(void **state)
  * those of the second request, even if nothing else happens. */
 static void room_is_used_again_at_once(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct io *disk = wt_disk(&want);
@@ -164,7 +161,6 @@ static void room_is_used_again_at_once(void **state)
  * to load: they hide the load. */
 static void a_long_prompt_is_not_read_ahead_for(void **state)
 {
-    (void)state;
     static int32_t longer[WT_PROMPT + 400];
     struct stack k;
     struct et_run want, got;
@@ -194,7 +190,6 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
  * reads in flight, here one that hangs, no fetch begins. */
 static void restores_come_before_fetches(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct store_dram d;
@@ -260,7 +255,6 @@ static double price_of_prompt(const struct stack *k)
  * time than the fetch saves. */
 static void a_fetch_that_costs_more_than_it_saves_is_not_made(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct io *disk = wt_disk(&want);
@@ -305,7 +299,6 @@ static int n_held(struct stack *k)
  * known there until the block is reused. */
 static void the_store_knows_what_the_pool_holds(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     struct io *disk = wt_disk(&want);
@@ -353,7 +346,6 @@ static void drop_copies(struct stack *k, int from)
 /* If the disk is slower than recomputing, exactly the chunks in DRAM are restored. */
 static void plans_price_chunks_by_where_they_lie(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run want, got;
     const struct et_ask ask = {
@@ -391,7 +383,6 @@ static void plans_price_chunks_by_where_they_lie(void **state)
  * as keys and values. */
 static void each_tier_has_its_own_letter(void **state)
 {
-    (void)state;
     enum { N_LAYERS = 4, IN_DRAM = 3 };
     struct stack k;
     struct et_run want, got;

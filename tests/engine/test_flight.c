@@ -13,7 +13,6 @@
  * rows. */
 static void a_batch_is_cut_by_its_rows(void **state)
 {
-    (void)state;
     struct device d = {.n_stages = 3};
     static const struct {
         int rows, pieces;
@@ -31,7 +30,6 @@ enum { N_SEQS = 4, N_ROWS = 10 };
  * order, with its sequence's table and position. Pieces may end inside sequences. */
 static void every_row_is_in_one_piece(void **state)
 {
-    (void)state;
     static const int n_rows[N_SEQS] = {1, 4, 2, 3};
     static const int64_t pos0[N_SEQS] = {100, 7, 64, 0};
     int32_t pos[N_ROWS];
@@ -132,7 +130,6 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
  * device restores it. */
 static void pieces_have_the_bits_of_one_device(void **state)
 {
-    (void)state;
     struct et_run whole[2], pieces[2], restored[2];
     struct io *disk = et_disk(1, (uint64_t)64 << 20),
               *empty = et_disk(2, (uint64_t)64 << 20);

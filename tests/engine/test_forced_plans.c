@@ -55,7 +55,6 @@ static void make_reference(void)
 /* For every set of missing records the answer has the same bits as a computed one. */
 static void missing_records(void **state)
 {
-    (void)state;
     static const struct {
         const char *save, *plan, *layers;
     } cases[] = {
@@ -88,7 +87,6 @@ static void missing_records(void **state)
 /* Chunks of one context were saved under different policies. */
 static void ranges_that_differ(void **state)
 {
-    (void)state;
     static const struct {
         const char *save[2], *plan;
         int cached;
@@ -112,7 +110,6 @@ static void ranges_that_differ(void **state)
  * a miss. */
 static void chunks_lost_on_the_way(void **state)
 {
-    (void)state;
     make_reference();
     struct stack k;
     struct io *io = et_disk(3, 0);
@@ -130,7 +127,6 @@ static void chunks_lost_on_the_way(void **state)
 
 static void an_empty_store(void **state)
 {
-    (void)state;
     make_reference();
     struct stack k;
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true, .user.no_reuse = true});

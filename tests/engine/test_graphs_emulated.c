@@ -53,7 +53,6 @@ static void decode_together(bool graphs, struct et_run r[N_COMPANY])
 
 static void recorded_graphs_change_no_bit(void **state)
 {
-    (void)state;
     static const char *const maths[] = {"fast", "fixed", "exact"};
     for (int m = 0; m < 3; m++) {
         struct et_run plain[N_COMPANY], graphs[N_COMPANY];
@@ -73,7 +72,6 @@ static void recorded_graphs_change_no_bit(void **state)
 /* With a driver that records nothing, or only a part, the answers are the same. */
 static void no_recording_is_no_fault(void **state)
 {
-    (void)state;
     static const struct {
         enum cuda_emu_fault what;
         int after;

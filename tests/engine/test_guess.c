@@ -36,7 +36,6 @@ static int propose(const char *text, int room, int most, char *out)
 
 static void what_followed_is_proposed(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         int match;
@@ -67,7 +66,6 @@ static void what_followed_is_proposed(void **state)
  * token had replaced another. */
 static void a_place_goes_on_beside_the_text(void **state)
 {
-    (void)state;
     static const struct {
         char next; /* token of the text */
         int match; /* behind it */
@@ -94,7 +92,6 @@ static void a_place_goes_on_beside_the_text(void **state)
  * places. */
 static void a_search_of_the_text_agrees(void **state)
 {
-    (void)state;
     enum { N = 600 };
     struct rng r = {.s = 5};
     int32_t ids[N], out[4];
@@ -144,7 +141,6 @@ static struct guess_seq proposal(int most, double rate)
 
 static void the_price_of_a_row_decides(void **state)
 {
-    (void)state;
     static const struct {
         const char *what;
         double first_ms, row_ms, rate;
@@ -184,7 +180,6 @@ static void the_price_of_a_row_decides(void **state)
 /* One client's sure guesses may not slow down a client who has none. */
 static void no_sequence_pays_for_another(void **state)
 {
-    (void)state;
     struct guess_speed dear = speed_of(3, 0.8), cheap = speed_of(30, 0.2);
     for (int with = 0; with < 2; with++) {
         struct guess_seq q[2] = {proposal(15, 0.99), proposal(with * 15, 0.99)};
@@ -214,7 +209,6 @@ static double tokens_of(const struct guess_seq *q, int n_seqs)
  * guesses for one sequence is better by more than the 3 % that a guess must be worth. */
 static void the_expected_speed_never_falls(void **state)
 {
-    (void)state;
     struct rng r = {.s = 9};
     for (int round = 0; round < 3000; round++) {
         struct guess_speed s = {0};
@@ -249,7 +243,6 @@ static void the_expected_speed_never_falls(void **state)
 
 static void rates_are_learned(void **state)
 {
-    (void)state;
     struct guess_rates all = guess_rates_first(), own = {0}, other = {0};
     assert_true(guess_rate(&own, &all, 3) < guess_rate(&own, &all, 30));
     for (int i = 0; i < 50; i++)
@@ -266,7 +259,6 @@ static void rates_are_learned(void **state)
 /* A pass between two known ones is interpolated, and never cheaper than a smaller one. */
 static void passes_are_learned(void **state)
 {
-    (void)state;
     struct guess_speed s = {0};
     assert_true(guess_pass_ns(&s, 1) == 0);
     guess_speed_learn(&s, 1, 1000);
@@ -296,7 +288,6 @@ static void passes_are_learned(void **state)
 /* A pass that was held up does not end guesses of its number; many do. */
 static void one_pass_tells_little(void **state)
 {
-    (void)state;
     struct guess_speed s = {0};
     struct guess_seq q = proposal(15, 0.95);
     for (int i = 0; i < 10; i++)
@@ -363,7 +354,6 @@ static double speedup(uint64_t seed, double row, int n_seqs, int n_copy, double 
 
 static void a_machine_that_varies_loses_nothing(void **state)
 {
-    (void)state;
     static const struct {
         const char *what;
         double row, rate, least;
@@ -391,7 +381,6 @@ static void a_machine_that_varies_loses_nothing(void **state)
  * may be worth several guesses. */
 static void rates_grow_with_the_match(void **state)
 {
-    (void)state;
     struct guess_rates all = guess_rates_first();
     struct guess_speed s = speed_of(3, 0.9);
     struct guess_seq flat = {.most = 15}, grows = {.most = 15};
@@ -438,7 +427,6 @@ static void open_guessing(struct stack *k, const char *model, const char *guesse
  * what they save restores to the same bits; and guesses that were right are counted. */
 static void answers_have_the_same_bits(void **state)
 {
-    (void)state;
     static const char *const models[] = {"models/demo", "synth:tiny-gqa"};
     static const float temperatures[] = {0, 0.7F, 2};
     int64_t n_right = 0;
@@ -495,7 +483,6 @@ static void answers_have_the_same_bits(void **state)
 /* A truncated context moves its window at the same tokens. */
 static void windows_move_at_the_same_tokens(void **state)
 {
-    (void)state;
     struct et_run run[2];
     int32_t prompt[N_PROMPT];
     repeated(prompt, N_PROMPT, 3);

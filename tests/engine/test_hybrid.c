@@ -30,7 +30,6 @@ static const struct hybrid_memory no_device = {0, 1e18};
 
 static void the_best_mixture_counts_the_transfer_of_act_blocks(void **state)
 {
-    (void)state;
     const double x = 1.96; /* OPT-30B on an RTX 4090 with PCIe 4 */
     struct hybrid_machine m = machine_of(x);
     struct hybrid_shares paper;
@@ -44,7 +43,6 @@ static void the_best_mixture_counts_the_transfer_of_act_blocks(void **state)
 
 static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
 {
-    (void)state;
     for (double x = 0.5; x <= 16; x *= 2) {
         struct hybrid_machine m = machine_of(x);
         struct hybrid_split s;
@@ -59,7 +57,6 @@ static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
 
 static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(16.0);
     struct hybrid_split s;
     hybrid_choose(&m, &no_device, 100000, &s);
@@ -76,7 +73,6 @@ static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
 
 static void memory_asks_for_act_blocks_that_time_does_not(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(100);
     struct hybrid_split s;
     hybrid_choose(&m, &(struct hybrid_memory){0, 160}, 100, &s);
@@ -93,7 +89,6 @@ static void memory_asks_for_act_blocks_that_time_does_not(void **state)
 
 static void act_blocks_come_to_the_device_first(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
     hybrid_place(&m, &(struct hybrid_memory){45, 1e9}, 100, 30, &s);
@@ -113,7 +108,6 @@ static void act_blocks_come_to_the_device_first(void **state)
  * and 2800 in the large one, both lanes take 1600 s and then 5600 s. */
 static void a_small_mini_batch_has_more_act_blocks(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(2);
     struct hybrid_split s;
     int64_t act[3];
@@ -142,7 +136,6 @@ static void a_small_mini_batch_has_more_act_blocks(void **state)
  * only 25 would be. */
 static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1.4);
     struct hybrid_split s;
     int64_t act[10], sum = 0;
@@ -165,7 +158,6 @@ static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
  * mini-batches would gain 5 %. */
 static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(4);
     struct hybrid_split s;
     m.forward_s = 600;
@@ -182,7 +174,6 @@ static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
  * the weights, ACT blocks get 360 s. */
 static void further_mini_batches_read_the_layer_again(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
     m.n_minibatches = 3;
@@ -201,7 +192,6 @@ static void further_mini_batches_read_the_layer_again(void **state)
  * mini-batch has no overlap at all, and each ACT block only costs time. */
 static void a_step_of_few_layers_overlaps_little(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
     m.n_layers = 1;
@@ -219,7 +209,6 @@ static void a_step_of_few_layers_overlaps_little(void **state)
 
 static void algorithm_1_as_printed(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(2);
     struct hybrid_shares s;
     m.weights_s = 50;
@@ -241,7 +230,6 @@ static void algorithm_1_as_printed(void **state)
 
 static void the_next_block_keeps_the_ratio(void **state)
 {
-    (void)state;
     /* The paper's example: a ratio of 3 : 1, and a request that has five ACT blocks and two KV
      * blocks. */
     assert_true(hybrid_next_is_act(3, 1, 5, 2));
@@ -292,7 +280,6 @@ static void draw(struct rng *r, struct hybrid_machine *m, struct hybrid_memory *
 
 static void no_fixed_ratio_is_better(void **state)
 {
-    (void)state;
     struct rng r = {2026};
     int n_mixed = 0, n_plain = 0, n_none = 0;
     for (int i = 0; i < 10000; i++) {
@@ -396,7 +383,6 @@ static double simulate_split(const struct hybrid_machine *m, const struct hybrid
 
 static void an_event_simulation_finds_hardly_better(void **state)
 {
-    (void)state;
     struct rng r = {300};
     double worst = 0, sum = 0;
     int n_judged = 0;
@@ -452,7 +438,6 @@ static double best_of_all_shares(const struct hybrid_machine *m, int64_t blocks)
  * policy's. */
 static void all_shares_of_mini_batches_find_hardly_better(void **state)
 {
-    (void)state;
     struct rng r = {77};
     double worst = 0, sum = 0, worst_equal = 0;
     int n_shared = 0;
@@ -501,7 +486,6 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
  * host. */
 static void a_dear_transfer_is_avoided_altogether(void **state)
 {
-    (void)state;
     const struct hybrid_machine m = {.forward_s = 0.1,
                                      .project = {0, 1e-7},
                                      .link = {1e-2, 1e-7},

@@ -40,7 +40,6 @@ static struct plan_request request(void)
  * prefill and copies to the device. */
 static void a_prediction_shows_the_simulated_restore(void **state)
 {
-    (void)state;
     static const char *const modes[] = {"RRHHKK", "HHHHHH", "KKKKKK", "RRRRRR"};
     struct hcache_lanes lanes = {0};
     for (int fused = 0; fused < 2; fused++)

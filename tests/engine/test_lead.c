@@ -44,7 +44,6 @@ static struct lead_request request(int i, int n_tokens, int differs, enum sched_
 
 static void the_next_chunk_decides(void **state)
 {
-    (void)state;
     struct lead_request s = request(0, 200, 200, SCHED_WAITING, 0);
     struct lead_request x = request(1, 200, 100, SCHED_PREFILL, 0);
     assert_true(lead_is_ahead(&x, &s, 0));
@@ -64,7 +63,6 @@ static void the_next_chunk_decides(void **state)
  * 64 tokens only a part of a chunk, which needs a copy. */
 static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
 {
-    (void)state;
     struct lead_request x = request(1, 200, 200, SCHED_PREFILL, 0);
     struct lead_request s = request(0, 64, 64, SCHED_WAITING, 0);
     assert_false(lead_is_ahead(&x, &s, 0));
@@ -92,7 +90,6 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
 
 static void other_roots_never_lead(void **state)
 {
-    (void)state;
     struct lead_request s = request(0, 64, 64, SCHED_WAITING, 0);
     struct lead_request x = request(1, 64, 64, SCHED_PREFILL, 0);
     s.may_copy = true;
@@ -103,7 +100,6 @@ static void other_roots_never_lead(void **state)
 
 static void those_at_work_lead_and_those_that_came_first(void **state)
 {
-    (void)state;
     struct lead_request r[3];
     for (int i = 0; i < 3; i++)
         r[i] = request(i, 200, 200, SCHED_WAITING, 0);

@@ -103,7 +103,6 @@ static void open_and_close(void *arg)
 
 static void requests(void **state)
 {
-    (void)state;
     struct stack k;
     et_prompt(prompt, N_PROMPT, 5);
     et_open(&k, &(struct stack_opts){.user.no_reuse = true});
@@ -114,7 +113,6 @@ static void requests(void **state)
 
 static void handles(void **state)
 {
-    (void)state;
     struct hcache_opts o = {.model = "synth:tiny-mha", .dtype = "f32", .threads = 1};
     struct hcache_err e = {0};
     struct hcache *h;

@@ -43,7 +43,6 @@ static void serve(struct stack *k, bool has_store)
 
 static void one_piece_for_the_device(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *dtype;
         int n_seqs;
@@ -78,7 +77,6 @@ static void one_piece_for_the_device(void **state)
 /* Whichever allocation is refused, opening reports it, and nothing leaks. */
 static void refused_memory_is_reported(void **state)
 {
-    (void)state;
     int n_refused = 0;
     for (int at = 0;; at++) {
         struct stack_opts o = options("tests/model/golden/families/llama", "bf16");
@@ -107,7 +105,6 @@ static void refused_memory_is_reported(void **state)
  * loaded. */
 static void too_little_memory_names_the_parts(void **state)
 {
-    (void)state;
     struct stack_opts o = options("synth:tiny-mha", "bf16");
     struct stack k;
     struct err err = {0};

@@ -126,7 +126,6 @@ static void find_best(const struct hybrid_machine *m, const struct minibatch_roo
 
 static void balanced_mini_batches_are_near_the_best(void **state)
 {
-    (void)state;
     struct rng rng = {500};
     double worst = 0, worst_lanes = 0, worst_print = 0, mean = 0, mean_print = 0;
     for (int t = 0; t < 500; t++) {
@@ -165,7 +164,6 @@ static void balanced_mini_batches_are_near_the_best(void **state)
  * at most one. */
 static void requests_alike_make_equal_mini_batches(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(2, 0);
     for (int per = 1; per <= 9; per++) {
         for (int n = 1; n <= MOST_REQUESTS; n++) {
@@ -188,7 +186,6 @@ static void requests_alike_make_equal_mini_batches(void **state)
 /* A mini-batch computes while the next one loads. */
 static void a_layer_computes_beside_the_next_load(void **state)
 {
-    (void)state;
     /* A KV block is loaded in 1 s. An ACT block is loaded in half a second and projected in 1 s. */
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch unequal[] = {{5, 5, 0, 5}, {1, 1, 0, 1}};
@@ -208,7 +205,6 @@ static void a_layer_computes_beside_the_next_load(void **state)
 /* Blocks that a request writes take room in the buffer, but no time on the link. */
 static void written_blocks_take_room_but_no_time(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {20, 20};
     struct minibatch_request r[] = {{4, 4, 0}, {4, 4, 0}, {0, 0, 4}, {0, 0, 2}};
@@ -226,7 +222,6 @@ static void written_blocks_take_room_but_no_time(void **state)
 
 static void the_papers_rule_takes_requests_in_their_order(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {99, 198};
     /* The order of the paper's rule: request 1 would unbalance request 0 further, request 2
@@ -243,7 +238,6 @@ static void the_papers_rule_takes_requests_in_their_order(void **state)
 
 static void requests_of_one_kind_share_mini_batches(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1, 1);
     const struct minibatch_room room = {10, 20};
     struct minibatch_request r[8];
@@ -265,7 +259,6 @@ static void requests_of_one_kind_share_mini_batches(void **state)
 
 static void opposites_are_put_together(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {10, 20};
     const struct minibatch_request r[] = {{10, 0, 0}, {0, 10, 0}, {8, 2, 0}, {2, 8, 0}};
@@ -280,7 +273,6 @@ static void opposites_are_put_together(void **state)
  * s fit. */
 static void balance_counts_the_transfer_of_act_blocks(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {10, 20};
     const struct minibatch_request r[] = {{10, 0, 0}, {0, 10, 0}, {0, 5, 0}};
@@ -294,7 +286,6 @@ static void balance_counts_the_transfer_of_act_blocks(void **state)
 /* A buffer of 36 blocks holds four requests of eight blocks, whatever the types of their blocks. */
 static void types_share_a_buffer(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(1.4, 0);
     const struct minibatch_room room = {36, 36};
     struct minibatch_request r[12];
@@ -317,7 +308,6 @@ static void types_share_a_buffer(void **state)
  * as the policy's. In any other order they are nearly as good. */
 static void packing_finds_the_shares_of_the_policy(void **state)
 {
-    (void)state;
     enum { N = 10, BLOCKS = 6 };
     struct hybrid_machine m = machine_of(1.4, 0);
     const struct minibatch_room room = {28, 28};
@@ -354,7 +344,6 @@ static void packing_finds_the_shares_of_the_policy(void **state)
 
 static void imbalance_is_symmetric_and_at_least_one(void **state)
 {
-    (void)state;
     struct hybrid_machine m = machine_of(2, 0);
     assert_true(minibatch_imbalance(&m, 1, 2) == 1);
     assert_true(minibatch_imbalance(&m, 2, 2) == 2);

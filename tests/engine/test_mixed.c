@@ -14,7 +14,6 @@
 
 static void random_patterns_have_the_same_bits(void **state)
 {
-    (void)state;
     mx_compare(&(struct mx_case){"cpu", "synth:tiny-mha", 16, 75, 1});
     mx_compare(&(struct mx_case){"cpu", "synth:tiny-gqa", 8, 75, 2});
     mx_compare(&(struct mx_case){"ref", "synth:tiny-mha", 4, 12, 3});
@@ -96,7 +95,6 @@ static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
  * that the policy computes, layer by layer, and projects every ACT block. */
 static void a_step_moves_the_bytes_of_the_policy(void **state)
 {
-    (void)state;
     struct hybrid_machine m = {.project = {0, 1e-3},
                                .link = {0, 1e-8},
                                .kv_bytes = 64 * 2 * 64 * 4,
@@ -145,7 +143,6 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
  * mini-batches and the numbers of ACT blocks are those of the policy. */
 static void sequences_get_the_shares_of_their_mini_batches(void **state)
 {
-    (void)state;
     enum { N = 3, N_BLOCKS = 5 };
     struct hybrid_machine m = {.project = {0, 2e-3},
                                .link = {0, 1e-3 / (64 * 2 * 64 * 4)},
@@ -194,7 +191,6 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
  * step all of them have come. */
 static void bytes_for_weights_come_in_parts(void **state)
 {
-    (void)state;
     enum { ODD = 1001 };
     struct job j;
     struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 16},
@@ -220,7 +216,6 @@ static void bytes_for_weights_come_in_parts(void **state)
  * step computes their rows again and loads only the other blocks. */
 static void tokens_are_computed_again(void **state)
 {
-    (void)state;
     struct job j;
     struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 12},
                             .kv_share = 1,
@@ -247,7 +242,6 @@ static void tokens_are_computed_again(void **state)
  * off the ratio. */
 static void sequences_have_the_ratio(void **state)
 {
-    (void)state;
     struct job j;
     struct mixed_opts mo = {
         .n = {0, 0, 16, 16}, .act_share = 1, .kv_share = 2, .packing = MIXED_PAPER};
@@ -287,7 +281,6 @@ static const int *by_request(void *arg, const struct kv_table *t)
  * added. */
 static void mini_batches_are_those_of_the_policy(void **state)
 {
-    (void)state;
     static const int full_blocks[N_SEQS] = {2, 4, 4, 2};
     static const struct {
         enum mixed_packing packing;
@@ -332,7 +325,6 @@ static void mini_batches_are_those_of_the_policy(void **state)
 /* With blocks for only one context, requests run one after another, and all succeed. */
 static void a_full_arena_means_fewer_at_once(void **state)
 {
-    (void)state;
     struct job j;
     struct err err = {0};
     struct mixed_opts mo = {.n = {0, 0, 3, 2}, .act_share = 1, .kv_share = 1};
@@ -363,7 +355,6 @@ static void a_full_arena_means_fewer_at_once(void **state)
 /* Sequences with equal beginnings share full blocks of any type and place. */
 static void beginnings_are_shared(void **state)
 {
-    (void)state;
     struct job j;
     struct mixed_opts mo = {.n = {1, 1, 8, 8}, .act_share = 1, .kv_share = 1};
     job_open(&j, &mo, N_PROMPT, N_SEQS, 4, true);
@@ -382,7 +373,6 @@ static void beginnings_are_shared(void **state)
  * token do not wait for each other, and all are computed in the first step. */
 static void short_beginnings_are_not_waited_for(void **state)
 {
-    (void)state;
     struct job j;
     struct mixed_opts mo = {.n = {0, 0, 8, 8}, .act_share = 1, .kv_share = 1};
     job_open(&j, &mo, 40, 1, 4, false);
@@ -423,7 +413,6 @@ static void f16_open(struct stack *k, const struct mixed_opts *mo)
  * had moved their tails. */
 static void values_out_of_range_end_one_sequence(void **state)
 {
-    (void)state;
     struct mixed_opts mo = {.n = {1, 2, 6, 6}, .act_share = 1, .kv_share = 1};
     struct stack k;
     struct et_run want[GOOD], got;
@@ -464,7 +453,6 @@ static void values_out_of_range_end_one_sequence(void **state)
 /* The pool has the blocks that are reserved, whatever max_kv_tokens says. */
 static void the_pool_has_the_reserved_blocks(void **state)
 {
-    (void)state;
     struct job j;
     struct engine_stats st;
     struct mixed_opts mo = {.n = {1, 2, 5, 6}, .act_share = 1, .kv_share = 1};
@@ -476,7 +464,6 @@ static void the_pool_has_the_reserved_blocks(void **state)
 
 static void parallel_devices_are_refused(void **state)
 {
-    (void)state;
     struct stack k;
     struct err err = {0};
     struct mixed_opts mo = {.n = {0, 0, 8, 8}};

@@ -16,7 +16,6 @@ enum { MOST = 16 };
 
 static void a_slowed_link_has_its_cost(void **state)
 {
-    (void)state;
     static const int rows[] = {1, 40};
     const double rate =
         50e6; /* a block takes 0.7 ms, which is far above the cost of a copy */
@@ -46,7 +45,6 @@ static void a_slowed_link_has_its_cost(void **state)
 /* Measuring leaves nothing behind in the engine: a request has the bits that it had before. */
 static void requests_do_not_notice(void **state)
 {
-    (void)state;
     struct stack k;
     struct err err = {0};
     struct mixed_costs c;

@@ -10,7 +10,6 @@
 
 static void random_patterns_have_the_same_bits(void **state)
 {
-    (void)state;
     et_device.cuda_math = "fixed";
     mx_compare(&(struct mx_case){"cuda", "synth:tiny-mha", 2, 3, 4});
     et_device = (struct device_opts){0};

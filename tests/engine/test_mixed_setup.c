@@ -82,7 +82,6 @@ static void expect_off(struct mixed_job j, const char *why)
 
 static void blocks_stay_on_the_device_if_the_host_gains_nothing(void **state)
 {
-    (void)state;
     struct mixed_job j = job_of(MIXED_AUTO);
     j.unified = true;
     expect_off(j, "computes in the host's memory");
@@ -108,7 +107,6 @@ static void blocks_stay_on_the_device_if_the_host_gains_nothing(void **state)
  * projection, if heads are grouped, or if the gain is small. */
 static void auto_mixes_where_it_pays(void **state)
 {
-    (void)state;
     struct model m = model_of(16), grouped = model_of(4);
     struct mixed_job j = job_of(MIXED_AUTO);
     struct mixed_choice c = choose(&j, &m, 1.4);
@@ -148,7 +146,6 @@ static void auto_mixes_where_it_pays(void **state)
 
 static void forced_methods_have_one_type(void **state)
 {
-    (void)state;
     struct model m = model_of(16);
     struct mixed_job kv = job_of(MIXED_KV), act = job_of(MIXED_ACT);
     struct mixed_choice c = choose(&kv, &m, 1.4);
@@ -163,7 +160,6 @@ static void forced_methods_have_one_type(void **state)
  * the algorithm's shares. */
 static void paper_is_as_printed(void **state)
 {
-    (void)state;
     struct model m = model_of(16);
     struct mixed_job j = job_of(MIXED_PRINTED);
     j.device_bytes = (uint64_t)100 << 20;
@@ -182,7 +178,6 @@ static void paper_is_as_printed(void **state)
 
 static void too_little_memory_is_refused(void **state)
 {
-    (void)state;
     struct model m = model_of(16);
     struct mixed_costs c = costs_of(&m, 1.4);
     struct mixed_choice out;
@@ -201,7 +196,6 @@ static void too_little_memory_is_refused(void **state)
 /* Many long contexts and a huge host memory make no more blocks than the engine can number. */
 static void blocks_are_bounded(void **state)
 {
-    (void)state;
     struct model m = model_of(16);
     m.max_ctx = 1 << 24;
     const enum mixed_method methods[] = {MIXED_KV, MIXED_ACT, MIXED_AUTO, MIXED_PRINTED};
@@ -241,7 +235,6 @@ static void tell_choice(struct textbuf *b, const struct mixed_choice *c)
 /* Every method for machines, memories and jobs of several sizes: numbers and words. */
 static void choices_are_the_golden_ones(void **state)
 {
-    (void)state;
     static const struct {
         int n_kv_heads, max_ctx, max_seqs;
         uint64_t device_mib, host_mib;

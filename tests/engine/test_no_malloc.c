@@ -16,7 +16,6 @@
 
 static void decode_allocates_nothing(void **state)
 {
-    (void)state;
     print_message("skipped: the sanitizers bring a malloc of their own\n");
     skip();
 }
@@ -51,7 +50,6 @@ void *realloc(void *p, size_t n)
 /* 200 steps of three sequences, across the ends of chunks, with and without saving. */
 static void decode_allocates_nothing(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"none", "both", "kv"};
     int32_t prompt[100];
     et_prompt(prompt, 100, 1);

@@ -80,7 +80,6 @@ static void hand_over(const struct build *from, const struct build *to, bool is_
 /* All pairs of the backends that run without a GPU. */
 static void backends_use_their_own_state(void **state)
 {
-    (void)state;
     /* Short runs on these two backends give the same bits, long runs do not. */
     static const struct build builds[] = {
         {.device = "cpu", .model = FAMILY("qwen2"), .dtype = "bf16"},
@@ -117,7 +116,6 @@ static void backends_use_their_own_state(void **state)
 /* State saved with one instruction set is restored with another, bit for bit. */
 static void instruction_sets_share_state(void **state)
 {
-    (void)state;
     static const char *const isas[] = {"avx512", "avx2"};
     static const char *const weights[] = {"checkpoint", "q8", "q4", "bf16r"};
     int n = 0;
@@ -167,7 +165,6 @@ static void remove_model(const char *dir)
  * does. */
 static void edits_of_the_config(void **state)
 {
-    (void)state;
     static const struct {
         const char *from, *to;
         bool is_used;

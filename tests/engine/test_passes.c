@@ -122,7 +122,6 @@ static void let_reads_go_on(void)
 /* A prompt of two batches, then decodes. */
 static void batches(void **state)
 {
-    (void)state;
     place_open(0);
     struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "recompute");
     struct et_run r;
@@ -138,7 +137,6 @@ static void batches(void **state)
  * of new tokens follows, then decodes. */
 static void recomputed_prefixes(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"RKKK", "RRKK", "RRRK"};
     place_open(0);
     for (int i = 0; i < 3; i++) {
@@ -163,7 +161,6 @@ static void recomputed_prefixes(void **state)
 /* A projection holds its layer; loading keys and values holds none. */
 static void projections(void **state)
 {
-    (void)state;
     place_open(0);
     struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "hidden");
     struct et_run r;
@@ -187,7 +184,6 @@ static void projections(void **state)
  * again. */
 static void new_tokens_after_a_restore(void **state)
 {
-    (void)state;
     place_open(0);
     stop_reads();
     struct seq *s = add(ask(N_PROMPT, N_GENERATE, "none", "RKKK"));
@@ -258,7 +254,6 @@ enum { FEW_ROWS = 16 };
  * holds it once. */
 static void new_tokens_in_pieces_beside_decodes(void **state)
 {
-    (void)state;
     int n_acquired[N_LAYERS] = {0}, n_held = 0, n_steps = 0, n_double = 0,
         n_alone_again = 0;
     struct seq *d[2] = {NULL};
@@ -297,7 +292,6 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
  */
 static void new_tokens_that_are_given_up(void **state)
 {
-    (void)state;
     struct seq *d[2] = {NULL};
     place_open(FEW_ROWS);
     stop_reads();
@@ -318,7 +312,6 @@ static void new_tokens_that_are_given_up(void **state)
  * layer 0. */
 static void new_tokens_that_have_begun(void **state)
 {
-    (void)state;
     struct seq s = {0}, other = {0};
     struct fused f = {.seq = &s};
     assert_false(fused_has_begun(&f, &s));

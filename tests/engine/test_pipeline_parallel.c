@@ -98,7 +98,6 @@ static int hand_over(struct io *disk, const struct shape *c, bool from_many, uin
 
 static void groups_and_one_device_restore_each_other(void **state)
 {
-    (void)state;
     static const struct shape cases[] = {
         {"synth:tiny-mha", "f32", 2, 1},
         {"synth:tiny-mha", "bf16", 4, 1},
@@ -131,7 +130,6 @@ static void groups_and_one_device_restore_each_other(void **state)
  * rows. */
 static void a_tail_is_restored(void **state)
 {
-    (void)state;
     static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 2};
     static const char *const plans[] = {"hidden", "kv", "RHHK", "RRRK"};
     for (int i = 0; i < 4; i++) {
@@ -156,7 +154,6 @@ static void a_tail_is_restored(void **state)
 /* A prompt diverges inside a block of another prompt. Every stage copies its part of the block. */
 static void a_shared_block_is_copied(void **state)
 {
-    (void)state;
     struct et_run run[2];
     for (int stages = 1; stages <= 4; stages += 3) {
         struct stack k;
@@ -177,7 +174,6 @@ static void a_shared_block_is_copied(void **state)
 /* In the memory table of the start, stages divide the cache and do not repeat it. */
 static void memory_is_shared_out(void **state)
 {
-    (void)state;
     struct stack one, four;
     size_t kv[2], activations, restore;
     char text[512];
@@ -196,7 +192,6 @@ static void memory_is_shared_out(void **state)
 
 static void refuses_what_cannot_be_cut(void **state)
 {
-    (void)state;
     static const struct {
         int stages, ranks;
         const char *why;

@@ -35,14 +35,12 @@ static struct places places;
 
 static int setup(void **state)
 {
-    (void)state;
     return device_open("ref", NULL, NULL, &device, NULL) ||
            places_init(&places, device, &opts, NULL);
 }
 
 static int teardown(void **state)
 {
-    (void)state;
     places_deinit(&places);
     device_close(device);
     return 0;
@@ -62,7 +60,6 @@ static int by_begin(const void *a, const void *b)
  * size. */
 static void blocks_are_disjoint_and_counted(void **state)
 {
-    (void)state;
     enum { MOST = 200 };
     struct span s[MOST];
     int n = 0;
@@ -110,7 +107,6 @@ static void blocks_are_disjoint_and_counted(void **state)
 
 static void numbers_say_the_class(void **state)
 {
-    (void)state;
     static const enum places_class want[] = {0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3};
     assert_int_equal(places_n_blocks(&opts), 14);
     for (int32_t b = 0; b < 14; b++)
@@ -130,7 +126,6 @@ static const int *even_odd(void *arg, const struct kv_table *t)
 
 static void a_pool_of_numbers_takes_classes_in_order(void **state)
 {
-    (void)state;
     int n_asked = 0;
     struct kv_pool_numbers numbers = {
         .n = {2, 3, 0, 2}, .order = even_odd, .arg = &n_asked, .n_tails = 2};
@@ -188,7 +183,6 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
 /* A table has a place for an unfinished block from its first block on until it has none. */
 static void a_table_with_blocks_has_one_tail(void **state)
 {
-    (void)state;
     struct kv_pool_numbers numbers = {.n = {8}, .n_tails = 2};
     struct kv_pool_opts o = {.n_layers = 1,
                              .n_kv = 1,
@@ -231,7 +225,6 @@ static void a_table_with_blocks_has_one_tail(void **state)
 /* Without ACT blocks and blocks on the host there is no memory for them. */
 static void memory_that_no_block_needs_is_not_allocated(void **state)
 {
-    (void)state;
     struct places_opts o = opts;
     struct places p;
     memset(o.n, 0, sizeof o.n);

@@ -42,7 +42,6 @@ static struct cost restore(struct stack *k, int n_prompt, const char *plan,
 
 static void work_is_queued_by_the_group(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run all;
     char kv[32], recomputed[32];

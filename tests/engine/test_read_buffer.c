@@ -20,7 +20,6 @@ static bool near(double x, double y, double by)
  * The prefill time of 100 new tokens per sequence is fitted, because the paper gives none. */
 static void the_papers_case(void **state)
 {
-    (void)state;
     const double bytes_per_s = 26e9, load_s = 16 * 1000 * 0.78e6 / bytes_per_s;
     const double prefill_s = 0.30;
     const int n_layers = 40;
@@ -46,7 +45,6 @@ static void the_papers_case(void **state)
 
 static void a_load_that_is_hidden_needs_no_buffer(void **state)
 {
-    (void)state;
     assert_true(read_buffer_bytes(1e9, 0.2, 0.3) == 0);
     assert_int_equal(read_buffer_layers(0, 1e9, 0.2, 8), 0);
     assert_true(near(read_buffer_makespan_s(0.2, 0.3, 8, 0), 0.3 + 0.2 / 8, 1e-9));
@@ -61,7 +59,6 @@ static void a_load_that_is_hidden_needs_no_buffer(void **state)
  * longer than predicted. */
 static void what_is_worth_reading_ahead(void **state)
 {
-    (void)state;
     struct read_ahead a = {
         .load_s = 0.8, .prefill_s = 0.5, .compute_s = 0.6, .alone_s = 0.8};
     assert_true(near(read_ahead_share(&a, 1), 0.5, 1e-9));
@@ -83,7 +80,6 @@ static void what_is_worth_reading_ahead(void **state)
  * by a plan made without reading ahead. */
 static void what_was_read_has_to_pay(void **state)
 {
-    (void)state;
     const struct read_ahead a = {.load_s = 0.8, .compute_s = 0.1, .alone_s = 0.3};
     assert_false(read_ahead_pays(&a, 0));
     assert_false(read_ahead_pays(&a, 0.6));

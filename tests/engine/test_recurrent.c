@@ -85,7 +85,6 @@ static void check_cut(struct stack *k, const struct et_run *want, int n, const c
 
 static void every_cut(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"hidden", "kv",   "RHHK", "RRHK",
                                         "RRRK",   "RRRH", "auto", "recompute"};
     static const char *const dtypes[] = {"f32", "bf16"};
@@ -105,7 +104,6 @@ static void every_cut(void **state)
 
 static void every_step(void **state)
 {
-    (void)state;
     static const int rows[] = {3, 64, 100};
     struct et_run want = alone("f32", 512);
     for (int i = 0; i < 3; i++) {
@@ -118,7 +116,6 @@ static void every_step(void **state)
  * each turn. */
 static void turns_and_branches(void **state)
 {
-    (void)state;
     struct io *io = et_disk(3, 1 << 28);
     int32_t text[240];
     int n = 0;
@@ -202,7 +199,6 @@ static struct et_run never_evicted(const char *dtype, int n, int max_tokens)
  * replayed behind it. */
 static void every_cut_behind_a_snapshot(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"hidden", "kv", "RRHK", "RRRR", "auto"};
     static const char *const dtypes[] = {"f32", "bf16"};
     int n_used = 0, n_replayed = 0;
@@ -265,7 +261,6 @@ static uint64_t pack_later(struct store *s)
  * recurrent layers are recomputed. Snapshots are packed at once, or later. */
 static void states_alone(void **state)
 {
-    (void)state;
     static const int n_saved[] = {200, 256, 300, 384, 400};
     struct io *io = et_disk(11, 1 << 28);
     struct et_run want = never_evicted("bf16", N_LONG, N_GENERATE);
@@ -304,7 +299,6 @@ static void states_alone(void **state)
 /* A turn ends inside a chunk. The next turn, and another one from the same place, resume there. */
 static void the_end_of_a_turn(void **state)
 {
-    (void)state;
     struct io *io = et_disk(6, 1 << 28);
     struct stack k;
     struct et_run first, r, want;
@@ -337,7 +331,6 @@ static void the_end_of_a_turn(void **state)
 /* The third context that shares its first tokens with others resumes where they part. */
 static void a_branch(void **state)
 {
-    (void)state;
     struct io *io = et_disk(7, 1 << 28);
     static const int places[] = {0, 0, 320};
     struct stack k;
@@ -394,7 +387,6 @@ static int64_t find_state(struct io *io, const char *dir, char *path, size_t pat
 /* A damaged snapshot is not used: the states are replayed from the first token. It is gone then. */
 static void damage(void **state)
 {
-    (void)state;
     static const int64_t offsets[] = {0, 70, 500}; /* the count of tokens, and inputs */
     struct et_run want = never_evicted("f32", N_LONG, N_GENERATE);
     for (int i = 0; i < 3; i++)
@@ -450,7 +442,6 @@ static int n_states(struct stack *k)
 /* A snapshot goes with the chunks that it stands behind. */
 static void erasing(void **state)
 {
-    (void)state;
     struct io *io = et_disk(10, 1 << 28);
     struct stack k;
     struct et_run r;
@@ -481,7 +472,6 @@ static void erasing(void **state)
  * alone. */
 static void batches_and_preemption(void **state)
 {
-    (void)state;
     struct err err = {0};
     for (int stored = 0; stored < 2; stored++) {
         uint64_t alone_digest[4];
@@ -533,7 +523,6 @@ static void batches_and_preemption(void **state)
  * with guesses is that of the tokens, and the next turn resumes there. */
 static void guesses(void **state)
 {
-    (void)state;
     enum { N = 4, N_MOST = 270 };
     static int32_t text[N][N_LONG];
     static const float temperatures[] = {0, 0.7F, 2};
@@ -602,7 +591,6 @@ static void guesses(void **state)
 /* What a recurrent state cannot do is refused with what to do instead. */
 static void refusals(void **state)
 {
-    (void)state;
     static const struct {
         struct hcache_opts user;
         const char *says;

@@ -161,7 +161,6 @@ static void assert_replayed(const struct place *p, const char *what)
  * the context is restored. */
 static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 {
-    (void)state;
     static const uint64_t skip[] = {0, 6};
     for (int i = 0; i < 2; i++) {
         struct place p;
@@ -190,7 +189,6 @@ static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 /* Only one sequence at a time computes its context again; the others wait for their turn. */
 static void one_sequence_at_a_time_replays(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 20);
     hang(&p, IO_SIM_ON_READ, 0);
@@ -207,7 +205,6 @@ static void one_sequence_at_a_time_replays(void **state)
  * unfinished chunk again. */
 static void a_preempted_replay_keeps_its_chunks(void **state)
 {
-    (void)state;
     struct place p;
     uint64_t n_rows = 0;
     place_open(&p, 30);
@@ -233,7 +230,6 @@ static void a_preempted_replay_keeps_its_chunks(void **state)
  * while. */
 static void saves_that_hang_are_left(void **state)
 {
-    (void)state;
     struct place p;
     struct stack other;
     static struct et_run r, ref;
@@ -265,7 +261,6 @@ static void saves_that_hang_are_left(void **state)
  * the shorter one. A forced plan is carried out in any case. */
 static void the_cheaper_way_is_planned(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 50);
     double bytes = (256.0 - 64) * p.k.platform.n_layers *
@@ -319,7 +314,6 @@ static void damage(struct place *p, int chunk)
  * and the other stairs are computed once. */
 static void a_damaged_chunk_replays_from_the_store(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 60);
     int chunk = N_ASKED / 64 - 2;

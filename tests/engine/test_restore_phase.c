@@ -148,7 +148,6 @@ static void take(struct place *p, struct seq *s, const struct et_run *ref, const
  * hangs is cancelled. */
 static void decodes_go_on_while_a_read_is_stuck(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 1, NULL);
     stuck_reads(&p);
@@ -170,7 +169,6 @@ static void decodes_go_on_while_a_read_is_stuck(void **state)
 /* A step with nothing else to do waits for the disk, but not for long. */
 static void a_step_without_work_waits(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 2, NULL);
     stuck_reads(&p);
@@ -193,7 +191,6 @@ static void a_step_without_work_waits(void **state)
 /* Other requests' look-ups do not wait for a stuck read. */
 static void a_lookup_passes_reads_that_are_stuck(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 9, NULL);
     stuck_reads(&p);
@@ -226,7 +223,6 @@ static uint64_t n_stalls(const struct place *p, enum stall_end e)
  * answers again. */
 static void a_hanging_disk_is_raced(void **state)
 {
-    (void)state;
     static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
     for (uint64_t i = 0; i < 6; i++) {
         struct place p;
@@ -262,7 +258,6 @@ static void a_hanging_disk_is_raced(void **state)
  * restore gives the reads up, and prefill computes the tokens. */
 static void reads_that_hang_are_left_beside_decodes(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 20, NULL);
     et_platform(&p.k.platform, 2e-5, 2e-6, 1e-7, 1e9);
@@ -299,7 +294,6 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
  * save up a part that they do not use. */
 static void a_step_earns_a_share_of_its_pass(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 21, NULL);
     const struct beside_credit *credit = &p.k.engine->restores.credit;
@@ -332,7 +326,6 @@ static void a_step_earns_a_share_of_its_pass(void **state)
 /* Restores by every plan, several at once, beside sequences that decode throughout. */
 static void beside_decodes(void **state)
 {
-    (void)state;
     static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
     for (int m = 0; m < 2; m++) {
         struct place p;
@@ -361,7 +354,6 @@ static void beside_decodes(void **state)
 /* Restores are ended at every moment, and others take their places at once. Reads fail, too. */
 static void cancelled_and_failing(void **state)
 {
-    (void)state;
     struct place p;
     struct rng g = {.s = 5};
     place_open(&p, 4, NULL);
@@ -401,7 +393,6 @@ static void cancelled_and_failing(void **state)
  * prefilled. */
 static void new_tokens_follow_the_layers(void **state)
 {
-    (void)state;
     enum { N_STORED = 4 * 64, N_LONG = N_STORED + 600 };
     static const char *const salts[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
     static int32_t prompt[N_LONG];
@@ -448,7 +439,6 @@ static void new_tokens_follow_the_layers(void **state)
 /* The same, but the stored context ends with an unfinished chunk, which the new tokens continue. */
 static void new_tokens_follow_an_unfinished_chunk(void **state)
 {
-    (void)state;
     enum { N_STORED = 4 * 64 + 20, N_LONG = N_STORED + 100 };
     static const char *const salts[] = {"a", "b", "c", "d", "e", "f"};
     static int32_t prompt[N_LONG];
@@ -488,7 +478,6 @@ static void new_tokens_follow_an_unfinished_chunk(void **state)
  * a year. */
 static void a_missed_prediction_is_told_with_its_cause(void **state)
 {
-    (void)state;
     struct place p;
     struct et_run r;
     place_open(&p, 8, NULL);
@@ -512,7 +501,6 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
  * two kinds (a split) takes 20 ms. The prediction misses only by the time of these splits. */
 static void a_wrong_price_of_splits_is_told(void **state)
 {
-    (void)state;
     struct place p;
     struct et_run r;
     place_open(&p, 9, NULL);
@@ -539,7 +527,6 @@ static void a_wrong_price_of_splits_is_told(void **state)
  * hundredth of that or less, and correct the prediction. */
 static void prompts_teach_what_compute_takes(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 21, NULL);
     const struct platform_correction *c = &p.k.platform.gemm_correction;
@@ -559,7 +546,6 @@ static void prompts_teach_what_compute_takes(void **state)
  * once the restore has ended. */
 static void a_step_fuses_as_many_layers_as_it_may(void **state)
 {
-    (void)state;
     enum { N_OLD = 9 * 64, N_NEW = 100 };
     static int32_t prompt[N_OLD + N_NEW];
     struct place p;

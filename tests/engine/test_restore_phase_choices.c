@@ -119,7 +119,6 @@ static double again_s(struct lab *l, bool beside)
  * is that of all layers, and of the ends of a pass. */
 static void long_batches_of_prompts_are_predicted(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     et_platform(&l.k.platform, 1e-5, 2e-6, 1e-7, 1e9);
@@ -160,7 +159,6 @@ static struct restore_want want_of(struct lab *l, struct seq *s)
  * for the tokens that the sequence does not have: of computing them, and of restoring them. */
 static void a_look_up_tells_what_the_tokens_cost(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     et_platform(&l.k.platform, 1e-5, 2e-6, 1e-7, 1e9);
@@ -230,7 +228,6 @@ static void a_look_up_tells_what_the_tokens_cost(void **state)
  * after a larger share of the time that recomputation takes there. */
 static void silence_is_borne_for_a_share_of_recomputation(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_RUNNING);
@@ -247,7 +244,6 @@ static void silence_is_borne_for_a_share_of_recomputation(void **state)
 /* Reads that the plan expects to be slow are waited for. The plan's time is that of all reads. */
 static void slow_reads_may_be_silent_for_longer(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_RUNNING);
@@ -263,7 +259,6 @@ static void slow_reads_may_be_silent_for_longer(void **state)
 /* Layers of a truncated context cannot be recomputed, so its reads are not raced. */
 static void a_truncated_context_is_not_raced(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){.save = "kv", .truncation = small});
     int cut = (int)truncation_cut(&small, N_PROMPT - 1);
@@ -287,7 +282,6 @@ static void a_truncated_context_is_not_raced(void **state)
 /* While recomputation has work, it is asked again at once. A race that goes on is left alone. */
 static void a_busy_lane_does_not_race(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_RUNNING);
@@ -303,7 +297,6 @@ static void a_busy_lane_does_not_race(void **state)
 /* Reads that would take longer than half of the recomputation are raced, although they come. */
 static void crawling_reads_are_raced(void **state)
 {
-    (void)state;
     struct lab l;
     for (int i = 0; i < 2; i++) {
         lab_open(&l, &(struct et_ask){0});
@@ -328,7 +321,6 @@ static void crawling_reads_are_raced(void **state)
  * its beginning, or from when the remote last sent. */
 static void a_silent_look_up_is_left(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_FINDING);
@@ -355,7 +347,6 @@ static void a_silent_look_up_is_left(void **state)
  * tokens. */
 static void a_found_restore_is_planned_and_started(void **state)
 {
-    (void)state;
     struct lab l;
     for (int beside = 0; beside < 2; beside++) {
         lab_open(&l, &(struct et_ask){0});
@@ -381,7 +372,6 @@ static void a_found_restore_is_planned_and_started(void **state)
 /* The chunks that the device has are left out of the restore. */
 static void a_restore_begins_behind_the_device(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_FOUND);
@@ -410,7 +400,6 @@ static struct seq *run_again(struct lab *l, const struct et_ask *ask, bool has_f
 /* A prompt that is not stored is not planned. */
 static void what_is_not_stored_is_a_plain_miss(void **state)
 {
-    (void)state;
     struct lab l;
     struct err err = {0};
     lab_open(&l, &(struct et_ask){0});
@@ -423,7 +412,6 @@ static void what_is_not_stored_is_a_plain_miss(void **state)
 /* The lanes of a first restore are kept as pictures. Those of later restores are not. */
 static void the_first_restore_is_measured(void **state)
 {
-    (void)state;
     struct lab l;
     for (int i = 0; i < 2; i++) {
         lab_open(&l, &(struct et_ask){.save = "kv"});
@@ -438,7 +426,6 @@ static void the_first_restore_is_measured(void **state)
 /* If the plan takes longer than computing all stairs again, they are computed. */
 static void a_slow_plan_is_replaced_by_a_replay(void **state)
 {
-    (void)state;
     struct lab l;
     const struct et_ask a = {.save = "kv", .truncation = small};
     for (int i = 0; i < 2; i++) {
@@ -457,7 +444,6 @@ static void a_slow_plan_is_replaced_by_a_replay(void **state)
  * copies, chunks are fetched into these. */
 static void reading_ahead_follows_from_the_store(void **state)
 {
-    (void)state;
     static const struct {
         const char *prefetch;
         bool on_disk;
@@ -492,7 +478,6 @@ static void reading_ahead_follows_from_the_store(void **state)
  * Without a restore there is no credit. */
 static void a_step_earns_its_credit(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     restores(&l, RESTORE_RUNNING);
@@ -510,7 +495,6 @@ static void a_step_earns_its_credit(void **state)
 /* The new tokens of a truncated context are fused once the plan brings all moved tokens. */
 static void new_tokens_follow_whole_views_only(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){.save = "kv", .truncation = small});
     int cut = (int)truncation_cut(&small, N_PROMPT - 1);

@@ -93,7 +93,6 @@ static void lab_close(struct lab *l, struct io *disk)
 /* The store is measured if its speed is unknown, unless a throttle bounds it. */
 static void an_unknown_speed_is_measured(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     assert_false(restore_plan_must_measure(l.g));
@@ -108,7 +107,6 @@ static void an_unknown_speed_is_measured(void **state)
 /* The speed that a look-up has measured is taken over if none is known. A throttle bounds it. */
 static void a_measured_speed_is_taken_over(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.f.measured = true;
@@ -134,7 +132,6 @@ static void a_measured_speed_is_taken_over(void **state)
 
 static void only_the_last_chunk_may_be_partial(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.hits[N_CHUNKS - 1].n_tokens = N_LAST;
@@ -147,7 +144,6 @@ static void only_the_last_chunk_may_be_partial(void **state)
 /* A partial chunk without the records that are to be saved is computed again. */
 static void a_partial_chunk_without_wanted_records_is_left_out(void **state)
 {
-    (void)state;
     static const uint8_t kv_last[] = {B, B, K};
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.save = "both"});
@@ -193,7 +189,6 @@ static void expect_range(const struct lab *l, int i, int64_t n_tokens, int tier,
 /* Neighbouring chunks with the same records in the same tier are one range. */
 static void equal_neighbours_are_one_range(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {B, B, K, K, H};
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
@@ -218,7 +213,6 @@ static void equal_neighbours_are_one_range(void **state)
 /* Packed chunks form ranges of their own. A range has the share of bytes that packing left. */
 static void packed_neighbours_are_one_range(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {K, K, K, B};
     static const double left[] = {1, 0.5, 0.25, 0.75};
     struct lab l;
@@ -245,7 +239,6 @@ static void packed_neighbours_are_one_range(void **state)
  * forced plan. */
 static void copies_in_dram_are_another_tier(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {B, B, B, H};
     struct lab l;
     lab_open(&l, 32 << 20, &(struct et_ask){0});
@@ -283,7 +276,6 @@ static void copies_in_dram_are_another_tier(void **state)
 /* Chunks that are read ahead count as copies in DRAM. */
 static void chunks_read_ahead_cost_nothing(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     assert_int_equal(make(&l, &(struct restore_plan_ask){.is_ahead = true}), N_CHUNKS);
@@ -305,7 +297,6 @@ static void truncate(struct lab *l)
  * have; if there is none, each chunk uses its own. */
 static void moved_chunks_are_one_range(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {B, B, K};
     struct lab l;
     lab_open(&l, 32 << 20, &(struct et_ask){.save = "kv", .truncation = small});
@@ -368,7 +359,6 @@ static void expect_plan(struct lab *l, struct plan_request req, int64_t n_new,
  * meanwhile. */
 static void the_planner_gets_the_request(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     struct restore_plan_ask ask = {0};
@@ -406,7 +396,6 @@ static void the_planner_gets_the_request(void **state)
 /* A model with a sliding window has fewer tokens to restore in its upper layers. */
 static void the_planner_gets_the_window(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
     struct model_config *c = &l.k.model->cfg;
@@ -426,7 +415,6 @@ static void the_planner_gets_the_window(void **state)
 /* The lanes of the first restore are predicted. Those of later restores are not. */
 static void the_first_restore_is_predicted(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.s->has_first = true;
@@ -441,7 +429,6 @@ static void the_first_restore_is_predicted(void **state)
 /* Prefill that is faster than any restore restores nothing. */
 static void nothing_is_restored_if_prefill_is_faster(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     et_platform(l.p, 1e-9, 2e-6, 1e-7, 1e3);
@@ -457,7 +444,6 @@ static void nothing_is_restored_if_prefill_is_faster(void **state)
  * best plan takes its place. If that lacks records, too, nothing is restored. */
 static void a_truncated_context_is_restored_another_way(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {K, K, K};
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.save = "kv", .plan = "RRHK", .truncation = small});
@@ -477,7 +463,6 @@ static void a_truncated_context_is_restored_another_way(void **state)
 /* A token-wise plan needs hidden states. Without them it is refused by its own reason. */
 static void a_whole_context_keeps_its_reason(void **state)
 {
-    (void)state;
     static const uint8_t kinds[] = {K, K, K};
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "tokenwise"});
@@ -492,7 +477,6 @@ static void a_whole_context_keeps_its_reason(void **state)
 /* The price of computing the tokens is that of those that are not done. A forced plan has none. */
 static void the_price_is_that_of_the_rest(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.p->c_tok.c_s = 1e-7;
@@ -513,7 +497,6 @@ static void the_price_is_that_of_the_rest(void **state)
  * may replay. A replay that is faster than the plan is chosen. */
 static void a_missing_view_has_the_price_of_a_replay(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.save = "kv", .truncation = small});
     truncate(&l);
@@ -546,7 +529,6 @@ static void a_missing_view_has_the_price_of_a_replay(void **state)
  * values from DRAM. */
 static void the_job_is_the_plan(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.s->n_planned = 5;

@@ -66,7 +66,6 @@ static int n_taught(const struct lab *l)
 /* A restore as predicted reports nothing, and confirms the platform. */
 static void a_restore_as_predicted_is_no_surprise(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     report(&l);
@@ -89,7 +88,6 @@ static void a_restore_as_predicted_is_no_surprise(void **state)
 /* Each lane teaches its own speed. */
 static void the_lanes_teach_their_speeds(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     l.s.out.restore.io_ns *= 2;
@@ -109,7 +107,6 @@ static void the_lanes_teach_their_speeds(void **state)
 /* Restores whose times are not the machine's teach nothing. */
 static void an_unusual_restore_teaches_nothing(void **state)
 {
-    (void)state;
     struct lab l;
     for (int i = 0; i < 5; i++) {
         lab_init(&l);
@@ -139,7 +136,6 @@ static void an_unusual_restore_teaches_nothing(void **state)
 /* While new tokens are prefilled, the restore's compute waits. */
 static void prefill_counts_as_waiting(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     l.s.out.restore.wait_ns = 0;
@@ -164,7 +160,6 @@ static enum surprise surprise_at(int64_t total_ns, int64_t io_ns, int64_t comput
 /* The whole and both lanes are compared with the plan's restore, without the prefill. */
 static void a_miss_has_the_cause_of_its_lane(void **state)
 {
-    (void)state;
     const int64_t ms = 1000000;
     assert_int_equal(surprise_at(201 * ms, 190 * ms, 60 * ms), SURPRISE_READS);
     assert_int_equal(surprise_at(201 * ms, 90 * ms, 160 * ms), SURPRISE_COMPUTE);
@@ -183,7 +178,6 @@ static void a_miss_has_the_cause_of_its_lane(void **state)
 /* The prediction of a staged restore, or of a preempted sequence, is not judged. */
 static void only_the_first_restore_can_surprise(void **state)
 {
-    (void)state;
     struct lab l;
     for (int i = 0; i < 3; i++) {
         lab_init(&l);
@@ -200,7 +194,6 @@ static void only_the_first_restore_can_surprise(void **state)
 /* Layers that changed their kind of record are reported by their last kind. */
 static void changed_layers_are_told(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     struct plan *p = &l.s.out.plan;
@@ -216,7 +209,6 @@ static void changed_layers_are_told(void **state)
 /* If recomputation won, the raced layers were recomputed, and the others restored. */
 static void a_won_race_is_told(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     struct plan *p = &l.s.out.plan;
@@ -249,7 +241,6 @@ static void a_won_race_is_told(void **state)
 /* Lost chunks are the miss. */
 static void lost_chunks_are_told(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     l.s.out.restore.n_chunks = 4;
@@ -265,7 +256,6 @@ static void lost_chunks_are_told(void **state)
 /* A plan that restores fewer chunks than are stored is a miss by choice. */
 static void a_shorter_plan_is_told(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     restore_report(&l.p, &l.s, N_CHUNKS + 1);
@@ -275,7 +265,6 @@ static void a_shorter_plan_is_told(void **state)
 /* A restore that brought no token beyond those of the device has no plan. */
 static void a_restore_of_nothing_has_no_plan(void **state)
 {
-    (void)state;
     struct lab l;
     lab_init(&l);
     l.s.out.restore.n_chunks = 2;

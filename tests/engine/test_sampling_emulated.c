@@ -91,7 +91,6 @@ static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N
 
 static void only_ids_come_down(void **state)
 {
-    (void)state;
     struct stack k;
     int32_t shown[N_COMPANY][N_NEW], hidden[N_COMPANY][N_NEW];
     et_open(&k, &(struct stack_opts){.user.device = "cuda",

@@ -286,7 +286,6 @@ static int simulate(struct world *w)
 
 static void all_end_and_nothing_leaks(void **state)
 {
-    (void)state;
     int64_t n_preempted = 0, n_timed_out = 0, n_requests = 0, n_steps = 0;
     for (uint64_t seed = 0; seed < N_SEEDS; seed++) {
         struct world w;
@@ -317,7 +316,6 @@ static void one(struct sched_choice *c, const struct sched_limits *l,
 
 static void decodes_come_first(void **state)
 {
-    (void)state;
     struct sched_limits l = {.age_ns = MS, .step_rows = 10, .max_running = 4};
     struct sched_req r[] = {
         {.phase = SCHED_PREFILL, .arrival_ns = 1, .rows = 100, .after = -1},
@@ -342,7 +340,6 @@ static void decodes_come_first(void **state)
  * when it needs one. */
 static void admission_spares_a_block_for_each_decode(void **state)
 {
-    (void)state;
     struct sched_limits l = {
         .age_ns = MS, .step_rows = 100, .max_running = 8, .free_blocks = 6};
     struct sched_req r[] = {
@@ -368,7 +365,6 @@ static void admission_spares_a_block_for_each_decode(void **state)
 
 static void waits_follow_the_queue(void **state)
 {
-    (void)state;
     assert_true(sched_wait_s(0, 1, 0.5) == 0.5);
     assert_true(sched_wait_s(9, 2, 0.5) == 2.5);
     assert_true(sched_wait_s(64, 8, 4) == 32.5);
@@ -378,7 +374,6 @@ static void waits_follow_the_queue(void **state)
 
 static void priorities(void **state)
 {
-    (void)state;
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 1, .free_blocks = 9};
     struct sched_req r[] = {
@@ -410,7 +405,6 @@ static void priorities(void **state)
  * other's places again and again. */
 static void equals_keep_their_places(void **state)
 {
-    (void)state;
     for (int lacks = 0; lacks < 2; lacks++) { /* a place; blocks */
         struct sched_limits l = {.age_ns = 10,
                                  .step_rows = 64,
@@ -438,7 +432,6 @@ static void equals_keep_their_places(void **state)
  * own priority came later. */
 static void a_worse_priority_gives_its_place_up(void **state)
 {
-    (void)state;
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 2, .free_blocks = 9};
     struct sched_req r[] = {
@@ -458,7 +451,6 @@ static void a_worse_priority_gives_its_place_up(void **state)
 
 static void equal_prompts_follow_one(void **state)
 {
-    (void)state;
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 4, .free_blocks = 9};
     struct sched_req r[] = {{.rows = 9, .blocks_needed = 1, .after = -1},
@@ -515,7 +507,6 @@ static int64_t wait_under_load(int64_t age_ns)
 /* Reads ahead are for the waiting requests of the best rank that only lack a place and blocks. */
 static void the_next_ones_wait_for_a_place_alone(void **state)
 {
-    (void)state;
     enum { N = 7 };
     const struct sched_limits l = {
         .age_ns = MS, .step_rows = 8, .max_running = 2, .free_blocks = 100};
@@ -560,7 +551,6 @@ static void the_next_ones_wait_for_a_place_alone(void **state)
 /* The window of upcoming requests has the scheduler's order, and turns that are not negative. */
 static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
 {
-    (void)state;
     struct sched_req r = {.arrival_ns = 5000, .priority = 3};
     assert_int_equal(sched_turn(&r, 100), 5300);
     r.priority = -3;
@@ -571,7 +561,6 @@ static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
 
 static void nobody_starves(void **state)
 {
-    (void)state;
     assert_true(wait_under_load(2 * MS) < 100 * MS);
     /* without ages the request waits: this test can fail */
     assert_true(wait_under_load(1000 * MS) >= 200 * MS);

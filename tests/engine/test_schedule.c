@@ -30,7 +30,6 @@ static struct et_run alone[N];
  * alone. */
 static int run_alone(void **state)
 {
-    (void)state;
     struct stack k;
     et_open(&k,
             &(struct stack_opts){.user.max_context = MODEL_CONTEXT, .user.no_reuse = true});
@@ -106,7 +105,6 @@ static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
 
 static void preempted_without_a_store(void **state)
 {
-    (void)state;
     for (int reuse = 0; reuse < 2; reuse++) {
         struct stack k;
         et_open(&k, &(struct stack_opts){.user.max_context = MODEL_CONTEXT,
@@ -128,7 +126,6 @@ static void preempted_without_a_store(void **state)
  * computed again. */
 static void preempted_with_a_store(void **state)
 {
-    (void)state;
     static const struct io_sim_fault faults[] = {
         {.kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 300000},
         {.kind = IO_SIM_FAIL,
@@ -170,7 +167,6 @@ static void preempted_with_a_store(void **state)
  * block. */
 static void answers_share_their_prompt(void **state)
 {
-    (void)state;
     struct et_run ref[4], r;
     struct stack k;
     struct et_ask a = {.prompt = prompt[1],
@@ -215,7 +211,6 @@ static void answers_share_their_prompt(void **state)
  * from the device or the store or be computed: the bits are the same. */
 static void turns_come_from_anywhere(void **state)
 {
-    (void)state;
     struct stack plain, k;
     struct rng rng = {5};
     int n_device = 0, n_restored = 0;
@@ -247,7 +242,6 @@ static void turns_come_from_anywhere(void **state)
  * missing part, by every method. */
 static void the_store_continues_the_device(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"kv", "hidden", "both"};
     for (int i = 0; i < 3; i++) {
         struct stack plain, k;
@@ -289,7 +283,6 @@ static int n_told(const struct stack *k, const struct chain *c)
 /* Each step tells a store with copies in DRAM which chunks the KV cache has gained or lost. */
 static void a_store_with_copies_knows_what_the_device_holds(void **state)
 {
-    (void)state;
     struct io *io = et_disk(8, 0);
     struct stack k;
     struct et_run r;
@@ -323,7 +316,6 @@ static void a_store_with_copies_knows_what_the_device_holds(void **state)
 /* Tenants with different salts do not share blocks on the device. */
 static void salts_do_not_share(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run r;
     struct et_ask a = {.prompt = prompt[0], .n_prompt = 200, .salt = "alice"};
@@ -378,7 +370,6 @@ static bool deadlines_after(int64_t in_ns)
 
 static void deadlines(void **state)
 {
-    (void)state;
     int64_t in_ns = 50000000;
     while (!deadlines_after(in_ns) && in_ns < (int64_t)60 * 1000000000)
         in_ns *= 4;
@@ -387,7 +378,6 @@ static void deadlines(void **state)
 
 static void priorities(void **state)
 {
-    (void)state;
     struct stack k;
     struct et_run r;
     struct seq *s[3];
@@ -416,7 +406,6 @@ static void priorities(void **state)
  * second one gets all rows of each step. */
 static void a_restore_takes_no_rows_of_the_batch(void **state)
 {
-    (void)state;
     enum { STEP_ROWS = 64, N_SECOND = 300 };
     const struct io_sim_fault stuck = {
         .kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -514,7 +503,6 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
 
 static void a_fault_of_values_is_its_own(void **state)
 {
-    (void)state;
     check_fault_of_values("f16", 0x7c00, "--dtype bf16"); /* infinity */
     check_fault_of_values("f32", 0x7fc00000, "all logits are NaN");
     check_fault_of_values("bf16", 0x7fc0, "all logits are NaN");
@@ -524,7 +512,6 @@ static void a_fault_of_values_is_its_own(void **state)
  * batch, their order, and the division into pieces change nothing. */
 static void company_changes_nothing(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 12; seed++) {
         struct rng rng = {seed};
         struct stack k;

@@ -95,7 +95,6 @@ static const struct lead_request *prompt_of(const struct seq *s)
  * the blocks that no other sequence shares. */
 static void running_sequences_are_described(void **state)
 {
-    (void)state;
     open_with(3, false);
     struct seq *a = add(0, N_PROMPT, 3, &(struct et_ask){0});
     while (a->n_done == 0)
@@ -132,7 +131,6 @@ static void running_sequences_are_described(void **state)
  * so it proposes none, and it must not compute the old ones: their tokens are stale. */
 static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
 {
-    (void)state;
     et_open(&k, &(struct stack_opts){
                     .user.max_sequences = 2, .user.speculate = "15", .step_rows = N_ROWS});
     c = &k.engine->schedule;
@@ -157,7 +155,6 @@ static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
  * that no sequence uses count as needed. While no place is free, nothing is looked up. */
 static void waiting_sequences_are_described(void **state)
 {
-    (void)state;
     open_stack(2);
     struct seq *a = add(0, N_PROMPT, 0, &(struct et_ask){.max_tokens = 1});
     run_to_end(a);
@@ -189,7 +186,6 @@ static void waiting_sequences_are_described(void **state)
 /* A sequence that is not saved may copy a part of a block. A forced plan reuses nothing. */
 static void prompts_tell_what_they_may_share(void **state)
 {
-    (void)state;
     open_stack(3);
     struct seq *s[] = {add(0, N_PROMPT, 0, &(struct et_ask){0}),
                        add(1, N_PROMPT, 0, &(struct et_ask){.save = "kv"}),
@@ -212,7 +208,6 @@ static void prompts_tell_what_they_may_share(void **state)
  * have chosen: it asks for the place if it could choose. */
 static void unsettled_sequences_are_held(void **state)
 {
-    (void)state;
     open_stack(1);
     c->o.max_seqs = 0;
     struct save_seq save = {.n_handed_over = 64};
@@ -249,7 +244,6 @@ static void unsettled_sequences_are_held(void **state)
  * token does not count. */
 static void what_the_device_has_is_not_looked_up(void **state)
 {
-    (void)state;
     static const struct {
         int n_tokens, n_device;
         bool restores;
@@ -279,7 +273,6 @@ static void what_the_device_has_is_not_looked_up(void **state)
 /* The second admission of a sequence does not change the report of what the device had. */
 static void the_first_admission_is_reported(void **state)
 {
-    (void)state;
     for (int again = 0; again < 2; again++) {
         open_stack(1);
         struct seq *s = add(0, N_PROMPT, 0, &(struct et_ask){.save = "kv"});
@@ -297,7 +290,6 @@ static void the_first_admission_is_reported(void **state)
 /* Prompts beside decodes get the rows that the measured speeds allow, or all rows of a step. */
 static void rows_beside_decodes_may_be_unlimited(void **state)
 {
-    (void)state;
     open_stack(1);
     c->speed = (struct beside_speed){.decode_ns = 1e6, .row_ns = 5e4};
     c->o.no_limit_beside = false;
@@ -314,7 +306,6 @@ static void rows_beside_decodes_may_be_unlimited(void **state)
  * that the view has dropped. */
 static void a_view_on_the_device_is_continued(void **state)
 {
-    (void)state;
     open_stack(1);
     const struct et_ask a = {.save = "kv", .truncation = small, .max_tokens = 1};
     struct seq *s = add(0, 600, 0, &a);
@@ -339,7 +330,6 @@ static void a_view_on_the_device_is_continued(void **state)
  * it has. */
 static void the_next_two_are_looked_up(void **state)
 {
-    (void)state;
     open_stack(1);
     struct seq *a = add(0, 70, 0, &(struct et_ask){.max_tokens = 1}), *s[4];
     run_to_end(a); /* leaves one full block of prompt 0 on the device */
@@ -376,7 +366,6 @@ static void the_next_two_are_looked_up(void **state)
  * two decode now: one of them will have ended when the sequence gets its place. */
 static void a_staged_restore_knows_of_a_second_decode(void **state)
 {
-    (void)state;
     static struct chunk_node nodes[10];
     for (int n_decodes = 1; n_decodes < 3; n_decodes++) {
         open_stack(2);

@@ -158,7 +158,6 @@ static const char drawn[PHASES][PHASES + 1] = {
 
 static void edges_are_those_of_the_drawing(void **state)
 {
-    (void)state;
     for (int from = 0; from < PHASES; from++)
         for (int to = 0; to < PHASES; to++)
             assert_int_equal(phase_may_follow((enum phase)from, (enum phase)to),
@@ -222,7 +221,6 @@ static bool survives(struct seq *s, enum phase from, void (*request_of)(struct s
 
 static void an_edge_that_is_not_drawn_ends_the_program(void **state)
 {
-    (void)state;
     static const struct {
         void (*request_of)(struct seq *);
         enum phase to;
@@ -245,7 +243,6 @@ static void an_edge_that_is_not_drawn_ends_the_program(void **state)
 
 static void a_prompt_is_computed_and_decodes(void **state)
 {
-    (void)state;
     lab_open();
     struct seq *s = add(request(lab.prompt, 4, "recompute"));
     EXPECT({0});
@@ -265,7 +262,6 @@ static void a_prompt_is_computed_and_decodes(void **state)
  * only the stored prompt finds tokens. */
 static void state_comes_back(void **state)
 {
-    (void)state;
     const int32_t *const prompts[] = {lab.prompt, lab.other};
     lab_open();
     for (int fused = 0; fused < 2; fused++) {
@@ -292,7 +288,6 @@ static void count_admission(void *arg)
  * the next one restores what it had restored, and more. */
 static void an_admission_without_progress_is_not_reported(void **state)
 {
-    (void)state;
     lab_open();
     for (int n = 0; n < 2; n++) {
         struct seq *s = add(request(lab.prompt, 4, "recompute"));
@@ -312,7 +307,6 @@ static void an_admission_without_progress_is_not_reported(void **state)
  * tokens that it gives alone. */
 static void a_better_rank_preempts_in_each_phase(void **state)
 {
-    (void)state;
     static const enum phase phases[] = {PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE};
     int32_t alone[4];
     lab_open();
@@ -362,7 +356,6 @@ static void a_better_rank_preempts_in_each_phase(void **state)
  * the store or from blocks on the device. So no chunk of its beginning is evicted. */
 static void a_sequence_pins_what_it_continues(void **state)
 {
-    (void)state;
     for (int reuse = 0; reuse < 2; reuse++) {
         struct et_run r;
         memset(&lab, 0, sizeof lab);
@@ -390,7 +383,6 @@ static void a_sequence_pins_what_it_continues(void **state)
 /* In each phase a sequence may end: at its deadline, or because its plan is impossible. */
 static void a_sequence_ends_in_each_phase(void **state)
 {
-    (void)state;
     static const enum phase phases[] = {PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL,
                                         PHASE_DECODE};
     lab_open();
@@ -436,7 +428,6 @@ static int stop_at_third(void *arg, int32_t id)
 /* The request's owner may end it with any token. That token counts. */
 static void the_owner_cancels(void **state)
 {
-    (void)state;
     int n = 0;
     lab_open();
     struct request *q = request(lab.prompt, 5, "recompute");
@@ -457,7 +448,6 @@ static void the_owner_cancels(void **state)
  * are not durable yet. Once they are, they count as the second one's, too. */
 static void chunks_of_another_request_count_once_they_are_durable(void **state)
 {
-    (void)state;
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .path = "seg-"};
     struct seq *s[2];
     memset(&lab, 0, sizeof lab);
@@ -493,7 +483,6 @@ static void chunks_of_another_request_count_once_they_are_durable(void **state)
 /* Blocks on the device are known up to the last token of the prompt, which is always computed. */
 static void the_last_token_of_a_known_prompt_is_computed(void **state)
 {
-    (void)state;
     struct et_run r;
     memset(&lab, 0, sizeof lab);
     et_open(&lab.k, &(struct stack_opts){.step_rows = STEP_ROWS});
@@ -517,7 +506,6 @@ static void the_last_token_of_a_known_prompt_is_computed(void **state)
  * A hint of more than a quarter of the clock's range counts as that quarter. */
 static void blocks_know_their_use(void **state)
 {
-    (void)state;
     static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
     static const struct {
         const char *salt;

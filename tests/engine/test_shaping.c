@@ -28,7 +28,6 @@ static void expect(const struct hcache_shaping *g, const float want[VOCAB])
 
 static void test_penalties(void **state)
 {
-    (void)state;
     expect(&(struct hcache_shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
     /* The repetition penalty counts once for each token of prompt and answer, however often the
      * token occurs. */
@@ -47,7 +46,6 @@ static void test_penalties(void **state)
 
 static void test_bias_and_length(void **state)
 {
-    (void)state;
     const struct hcache_bias bias[] = {{3, 2}, {0, -100}};
     const int32_t stop[] = {4};
     expect(&(struct hcache_shaping){.repetition_penalty = 1, .bias = bias, .n_bias = 2},
@@ -63,7 +61,6 @@ static void test_bias_and_length(void **state)
 
 static void test_what_changes_nothing(void **state)
 {
-    (void)state;
     const int32_t stop[] = {4};
     assert_false(shaping_changes(NULL));
     assert_false(shaping_changes(&(struct hcache_shaping){

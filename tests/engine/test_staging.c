@@ -140,7 +140,6 @@ static void lab_close(struct lab *l)
 
 static void what_was_read_ahead_is_used(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     assert_int_equal(l.s->table.n_blocks, 0);
@@ -163,7 +162,6 @@ static void what_was_read_ahead_is_used(void **state)
  * new tokens, and of a restore that reads nothing ahead. */
 static void the_prediction_is_that_of_the_plan(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     const struct platform *p = &l.k.platform;
@@ -195,7 +193,6 @@ static void the_prediction_is_that_of_the_plan(void **state)
  * the read buffer. */
 static void nothing_is_staged_where_it_is_not_wanted(void **state)
 {
-    (void)state;
     static const struct {
         const char *prefetch;
         uint64_t dram_bytes;
@@ -222,7 +219,6 @@ static void nothing_is_staged_where_it_is_not_wanted(void **state)
 
 static void a_cancelled_request_gives_back_what_it_has(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     engine_remove(l.k.engine, l.s);
@@ -262,7 +258,6 @@ static bool is_gone(struct lab *l)
  * not come back. */
 static void erased_chunks_are_not_used(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     erase_all(&l);
@@ -293,7 +288,6 @@ static void erased_chunks_are_not_used(void **state)
  * lost and computed. */
 static void damage_is_found_when_the_place_comes(void **state)
 {
-    (void)state;
     struct lab l;
     l.disk = wt_disk(&l.want);
     open_with(&l.k, l.disk, NULL, 0);
@@ -314,7 +308,6 @@ static void damage_is_found_when_the_place_comes(void **state)
 /* The last two groups hang. When the request gets its place, it does not wait for these groups. */
 static void hanging_reads_are_not_waited_for(void **state)
 {
-    (void)state;
     struct lab l;
     l.disk = wt_disk(&l.want);
     open_with(&l.k, l.disk, NULL, 0);
@@ -352,7 +345,6 @@ static struct seq *add_ranked(struct stack *k, const int32_t *tokens, int priori
  * gives its slots back. */
 static void the_next_two_are_staged(void **state)
 {
-    (void)state;
     enum { N = 3 };
     static int32_t prompts[N][WT_PROMPT];
     struct io *disk = et_disk(1, 0);
@@ -394,7 +386,6 @@ static void the_next_two_are_staged(void **state)
  * state back. */
 static void what_the_device_has_is_not_restored(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     struct seq *better = add_ranked(&l.k, wt_prompt, -100); /* preempts the first request */
@@ -412,7 +403,6 @@ static void what_the_device_has_is_not_restored(void **state)
  * comes. */
 static void what_the_device_has_lost_is_restored(void **state)
 {
-    (void)state;
     enum { N_SHARED = 3 * 64 + 8, N_LARGE = 1000 };
     static int32_t large[N_LARGE];
     struct lab l;
@@ -449,7 +439,6 @@ static void what_the_device_has_lost_is_restored(void **state)
 /* Two of the four staging slots stay free, however much of the staged context is left to read. */
 static void slots_stay_free_for_restores_with_a_place(void **state)
 {
-    (void)state;
     struct lab l;
     l.disk = wt_disk(&l.want);
     et_open(&l.k, &(struct stack_opts){.io = l.disk,
@@ -478,7 +467,6 @@ static void slots_stay_free_for_restores_with_a_place(void **state)
  * on the device. So it is not staged. */
 static void a_request_that_will_share_blocks_is_not_staged(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l);
     struct seq *second = wt_add(&l.k, wt_prompt, WT_PROMPT, 8);

@@ -83,7 +83,6 @@ static bool stages(struct lab *l, int n_hits, const char *kinds, int first, bool
 
 static void a_waiting_sequence_is_decided_once(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     struct seq *s = l.s;
@@ -112,7 +111,6 @@ static void a_waiting_sequence_is_decided_once(void **state)
 /* A look-up begins if more than 256 tokens lie behind the chunks of the device. */
 static void short_rests_are_not_looked_up(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     struct view *v = &l.s->view;
@@ -131,7 +129,6 @@ static void short_rests_are_not_looked_up(void **state)
 /* At least 256 tokens must be stored behind the chunks of the device. */
 static void few_stored_tokens_are_not_staged(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     l.s->req->restore_first = true; /* no new token hides reads */
@@ -159,7 +156,6 @@ static double prefill_s(const struct lab *l, int n_old)
  * ones. */
 static void the_prediction_leaves_out_the_devices_chunks(void **state)
 {
-    (void)state;
     enum { FIRST = 3, N_HITS = 12, N_OLD = 64 * N_HITS, N_READ = N_OLD - 64 * FIRST };
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -187,7 +183,6 @@ static void the_prediction_leaves_out_the_devices_chunks(void **state)
  * layer that is read. */
 static void room_is_counted_in_groups(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     struct restore_pipeline *rr = l.g->pipeline;
@@ -225,7 +220,6 @@ static void room_is_counted_in_groups(void **state)
 /* A forced plan reads what it reads without reading ahead. Layer 0 has no read of its own. */
 static void a_forced_plan_is_read_as_it_is(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){.plan = "hidden"});
     l.s->req->restore_first = true;
@@ -244,7 +238,6 @@ static void a_forced_plan_is_read_as_it_is(void **state)
  * nothing. */
 static void a_plan_ahead_knows_of_decodes(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     for (int beside = 0; beside < 2; beside++) {
@@ -258,7 +251,6 @@ static void a_plan_ahead_knows_of_decodes(void **state)
  * chunks. */
 static void a_prompt_that_is_not_worth_a_restore_is_computed(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     et_platform(l.p, 1e-9, 1e-6, 1e-7, 1e3);
@@ -273,7 +265,6 @@ static void a_prompt_that_is_not_worth_a_restore_is_computed(void **state)
 /* An erasure of the chunks begins with the last one. */
 static void an_erased_chunk_ends_the_staging(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     assert_true(stages(&l, 12, "K", 0, false));
@@ -307,7 +298,6 @@ static bool is_usable(struct lab *l)
 
 static void a_staged_restore_is_used_if_it_still_fits(void **state)
 {
-    (void)state;
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
     assert_false(is_usable(&l)); /* there is none */
@@ -330,7 +320,6 @@ static void a_staged_restore_is_used_if_it_still_fits(void **state)
  * because that token is computed in any case. */
 static void more_stored_chunks_are_worth_a_new_look_up(void **state)
 {
-    (void)state;
     struct lab l;
     struct err err = {0};
     lab_open(&l, &(struct et_ask){.save = "kv"});

@@ -195,7 +195,6 @@ static void run_last(struct stack *k, const struct truncation *t, const struct t
  * reuse of blocks in the KV cache. */
 static void the_engine_computes_the_definition(void **state)
 {
-    (void)state;
     static const struct truncation *ts[] = {&small, &wide};
     for (int i = 0; i < 2; i++) {
         struct stack k;
@@ -211,7 +210,6 @@ static void the_engine_computes_the_definition(void **state)
  * restored. Tested for all kinds of saved state and all plans. */
 static void a_context_has_the_same_bits_however_it_was_made(void **state)
 {
-    (void)state;
     static const struct {
         const char *save, *plan;
     } ways[] = {{"hidden", "auto"}, {"kv", "auto"}, {"both", "hidden"},
@@ -254,7 +252,6 @@ static void a_context_has_the_same_bits_however_it_was_made(void **state)
  * turn, and no token twice. The last turn has the bits of one long prompt. */
 static void turns_compute_nothing_twice(void **state)
 {
-    (void)state;
     enum { TURNS = 200, ASKED = 9, ANSWERED = 5, LONG = 300 + TURNS * (ASKED + ANSWERED) };
     static int32_t text[LONG + 1];
     struct stack k, other;
@@ -301,7 +298,6 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
  * view, and then does as it does without a remote. */
 static void a_lost_chunk_replays_the_stairs_after_it(void **state)
 {
-    (void)state;
     /* The view of the last prompt drops tokens [64, 704). It sees chunk 12, which was computed with
      * cut 512. */
     static const struct {
@@ -332,7 +328,6 @@ static void a_lost_chunk_replays_the_stairs_after_it(void **state)
  * used under another. */
 static void truncations_share_what_is_equal(void **state)
 {
-    (void)state;
     struct stack k;
     struct text x;
     struct et_run r;
@@ -378,7 +373,6 @@ static bool keeps(const struct store_hit *pin, const struct chunk_node *chunk)
  * that takes: the last kept one, and the last one of each stair. At the end no pin is left. */
 static void no_chunk_in_view_can_be_evicted(void **state)
 {
-    (void)state;
     static const struct truncation *const ts[] = {&small, &wide};
     static const int n_pins[] = {3, 2};
     for (int t = 0; t < 2; t++) {
@@ -430,7 +424,6 @@ static void no_chunk_in_view_can_be_evicted(void **state)
  * the store removes them. At the end, only chunks of the last stair are left. */
 static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
 {
-    (void)state;
     struct stack k;
     struct seq *s;
     struct err err = {0};
@@ -501,7 +494,6 @@ static struct seq *add_long(struct stack *k, const int32_t *prompt)
  * chunk, and goes on with the same bits. A climb over many stairs is one loss. */
 static void a_sequence_that_loses_its_state_climbs_again(void **state)
 {
-    (void)state;
     static struct et_run r, ref;
     int32_t prompt[N_PROMPT];
     et_prompt(prompt, N_PROMPT, 1);
@@ -535,7 +527,6 @@ static void a_sequence_that_loses_its_state_climbs_again(void **state)
  * replays without the store, with the same bits. */
 static void a_sequence_does_not_climb_for_ever(void **state)
 {
-    (void)state;
     enum { MOST = 8 };
     static struct et_run r, ref;
     int32_t prompt[N_PROMPT];
@@ -571,7 +562,6 @@ static void a_sequence_does_not_climb_for_ever(void **state)
  * same. */
 static void many_at_once(void **state)
 {
-    (void)state;
     enum { N = 4 };
     struct stack k, other;
     struct seq *s[N];
@@ -612,7 +602,6 @@ static void many_at_once(void **state)
  * its first stair. */
 static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 {
-    (void)state;
     enum { N = N_ALL + 1 - N_LAST };
     for (int times_out = 0; times_out < 2; times_out++) {
         struct stack k;
@@ -661,7 +650,6 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
  * bytes of several restores. */
 static void views_from_dram_are_told_as_such(void **state)
 {
-    (void)state;
     enum { N = N_ALL + 1 - N_LAST };
     struct stack k;
     struct text x;
@@ -694,7 +682,6 @@ static void views_from_dram_are_told_as_such(void **state)
  * sequence ends with the reason. */
 static void a_full_store_makes_a_sequence_replay(void **state)
 {
-    (void)state;
     enum { N_BOTH = 2 };
     struct stack k;
     static struct et_run r, ref;
@@ -748,7 +735,6 @@ static void refused(const struct stack_opts *o, const struct et_ask *a, const ch
  * full. */
 static void a_window_that_cannot_move_is_refused(void **state)
 {
-    (void)state;
     static int32_t prompt[N_PROMPT];
     et_prompt(prompt, N_PROMPT, 1);
     struct et_ask a = {.prompt = prompt,

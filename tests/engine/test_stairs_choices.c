@@ -82,7 +82,6 @@ static void see(struct seq *s, int cut)
 
 static void one_truncated_sequence_at_a_time_may_replay(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     assert_true(stairs_may_replay(s));
     s->shared->n_carrying = 1;
@@ -108,7 +107,6 @@ static void one_truncated_sequence_at_a_time_may_replay(void **state)
  * position of the view. */
 static void a_replay_computes_up_to_a_position_of_the_view(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     see(s, CUT);
     s->n_done = 191;
@@ -125,7 +123,6 @@ static void a_replay_computes_up_to_a_position_of_the_view(void **state)
 
 static void a_view_is_chosen_when_saves_have_settled(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     struct save_seq save = {.n_handed_over = 64};
     uint64_t mark = s->stairs.mark;
@@ -152,7 +149,6 @@ static void a_view_is_chosen_when_saves_have_settled(void **state)
 /* A saver that makes no progress is borne for a share of the time of a replay. */
 static void a_silent_saver_is_left(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     struct stairs *st = &s->stairs;
     uint64_t mark = st->mark;
@@ -191,7 +187,6 @@ static void a_silent_saver_is_left(void **state)
  * the next one if they are complete. */
 static void the_next_view_is_that_of_the_last_token(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){.plan = "recompute"});
     assert_int_equal(stairs_next_cut(s), 0);
     s->n_reached = 1;
@@ -222,7 +217,6 @@ static void the_next_view_is_that_of_the_last_token(void **state)
 /* The last view whose moved tokens are stored is chosen. Chunks behind a limit count as missing. */
 static void the_last_stored_view_is_chosen(void **state)
 {
-    (void)state;
     struct seq *s = open_stored();
     stairs_choose(s);
     assert_false(s->stairs.must_choose);
@@ -247,7 +241,6 @@ static void the_last_stored_view_is_chosen(void **state)
  * behind the kept ones. */
 static void dropped_chunks_stay_pinned(void **state)
 {
-    (void)state;
     struct seq *s = open_stored();
     s->stairs.is_stepping = true;
     stairs_choose(s);
@@ -277,7 +270,6 @@ static void dropped_chunks_stay_pinned(void **state)
  * dropped nothing. */
 static void a_lost_stair_lets_nothing_go(void **state)
 {
-    (void)state;
     struct seq *s = open_stored();
     s->stairs.is_stepping = true;
     stairs_choose(s);
@@ -299,7 +291,6 @@ static void a_lost_stair_lets_nothing_go(void **state)
 /* With a remote, the last view of a new request is tried although the store lacks it, once. */
 static void the_remote_may_have_the_last_view(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     s->shared->has_remote = true;
     stairs_choose(s);
@@ -325,7 +316,6 @@ static void the_remote_may_have_the_last_view(void **state)
  * its stair again has lost nothing. */
 static void the_ninth_loss_is_the_last(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     s->stairs.n_left = N - 1; /* it was on the last stair, which is not stored */
     for (int i = 1; i <= 9; i++) {
@@ -360,7 +350,6 @@ static void the_ninth_loss_is_the_last(void **state)
 /* What a sequence had when it left its place counts only if its view was complete. */
 static void a_complete_view_counts_when_the_place_is_left(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     see(s, CUT);
     s->stairs.n_left = 5;
@@ -377,7 +366,6 @@ static void a_complete_view_counts_when_the_place_is_left(void **state)
 /* Only tokens that were done before are computed again. */
 static void tokens_computed_again_are_counted_once(void **state)
 {
-    (void)state;
     struct seq *s = open_lab(&(struct et_ask){0});
     static const struct {
         int reached, end, n_rows, again, reached_then;
@@ -407,7 +395,6 @@ static void tokens_computed_again_are_counted_once(void **state)
 /* A stair that begins ends the step to it, and reports what its view has dropped. */
 static void a_stair_that_begins_is_counted(void **state)
 {
-    (void)state;
     struct seq *s = open_stored();
     uint64_t n_before = s->shared->stats.n_stairs;
     see(s, CUT);

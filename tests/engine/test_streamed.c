@@ -16,7 +16,6 @@
 
 static void every_plan_has_the_bits_of_resident_weights(void **state)
 {
-    (void)state;
     streamed_plans_equal("cpu", "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
     streamed_plans_equal("cpu", "synth:tiny-gqa", "q8", 4 * 64, 70, 5);
     streamed_plans_equal("cpu", "synth:tiny-gqa", "q4", 4 * 64, 70, 5);
@@ -31,7 +30,6 @@ static void a_disk_that_fails_ends_requests_only(void **state)
     struct stack k;
     struct et_run want, got;
     struct io *sim = et_disk(9, 0);
-    (void)state;
     et_prompt(prompt, 100, 3);
     tempdir_make_on_disk(dir, "streamed");
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, path);
@@ -71,7 +69,6 @@ static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
     int32_t prompt[N_PROMPT];
     struct stack k;
     struct et_run saved, want, got;
-    (void)state;
     et_prompt(prompt, N_PROMPT, 3);
     tempdir_make_on_disk(dir, "streamed");
     snprintf(store, sizeof store, "%s/store", dir);
@@ -109,7 +106,6 @@ static void a_folder_must_be_packed_first(void **state)
 {
     struct stack k;
     struct err err = {0};
-    (void)state;
     int rc = stack_open(
         &(struct stack_opts){.user.model = "models/demo", .user.weights_memory = "auto"},
         &k, &err);

@@ -12,7 +12,6 @@
 
 static void every_plan_has_the_bits_of_resident_weights(void **state)
 {
-    (void)state;
     et_device.cuda_math = "fixed";
     streamed_plans_equal("cuda", "tests/model/golden/families/mistral", "bf16", 64, 5, 2);
     streamed_plans_equal("cuda", "tests/model/golden/families/mistral", "q8", 64, 5, 2);

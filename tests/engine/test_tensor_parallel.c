@@ -76,7 +76,6 @@ static void check_plans(struct stack *k, const char *what)
 
 static void restored_state_is_exact(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *dtype;
         int ranks;
@@ -110,7 +109,6 @@ static void restored_state_is_exact(void **state)
  * its own heads. */
 static void a_tail_is_restored(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"hidden", "kv", "RHKK"};
     for (int i = 0; i < 3; i++) {
         struct stack k;
@@ -139,7 +137,6 @@ static void a_tail_is_restored(void **state)
 /* Every arrangement computes the tokens, logits and fingerprint of one device. */
 static void every_arrangement_has_the_bits_of_one(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *dtype, *weights;
         int ranks, stages;
@@ -196,7 +193,6 @@ static void every_arrangement_has_the_bits_of_one(void **state)
 /* A rank holds its share of K and V and of the matrices that are divided. */
 static void memory_is_shared_out(void **state)
 {
-    (void)state;
     struct stack one, four;
     size_t kv[2], activations, restore;
     open_ranks(&one, "synth:tiny-mha", "f32", 1);
@@ -255,7 +251,6 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
  * is the embedding table is whole on every rank. */
 static void the_head_is_cut_by_vocabulary(void **state)
 {
-    (void)state;
     static const struct {
         const char *model;
         int ranks;
@@ -278,7 +273,6 @@ static void the_head_is_cut_by_vocabulary(void **state)
 /* A model that cannot be divided is refused, with the reason and advice. */
 static void refuses_unequal_shares(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *why;
         int ranks;

@@ -122,7 +122,6 @@ static void trace(struct textbuf *b, int max_seqs, int kv_tokens, bool reuse)
 
 static void steps_are_the_golden_ones(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     make_prompts();
     trace(&b, 3, 14 * 64, true);
@@ -154,7 +153,6 @@ static void tell_restore(struct textbuf *b, const struct seq *s)
  * another. */
 static void reports_are_the_golden_ones(void **state)
 {
-    (void)state;
     static const struct {
         const char *save, *plan, *salt;
         int which, n_prompt, max_tokens;
@@ -244,7 +242,6 @@ static void check_lanes(const struct seq *s)
  * included) and prefill end before the first token, and decoding comes after it. */
 static void times_add_up(void **state)
 {
-    (void)state;
     static const char *const plans[] = {"recompute", "kv", "hidden", "RRHH"};
     struct stack k;
     struct err err = {0};

@@ -97,7 +97,6 @@ static void expect_announced(const struct stack *k, const struct truncation *t,
 /* A truncated request without a place needs the chunks that its last token sees. */
 static void a_waiting_request_needs_its_view(void **state)
 {
-    (void)state;
     static const struct truncation whole = {0};
     struct stack k;
     open_stack(&k, 1);
@@ -126,7 +125,6 @@ static void a_waiting_request_needs_its_view(void **state)
  * chunks of that view. */
 static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
 {
-    (void)state;
     struct stack k;
     open_stack(&k, 2);
     struct seq *first = occupy(&k);
@@ -156,7 +154,6 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
  * before the beginning of time. */
 static void a_turn_is_the_order_of_admission(void **state)
 {
-    (void)state;
     static const struct truncation whole = {0};
     static const int priority[] = {0, 1, -1, 7, -1000000000};
     struct stack k;
@@ -191,7 +188,6 @@ static struct sha256 junk_key(uint32_t i)
  * room again. */
 static void a_store_without_room_is_told_the_rest_later(void **state)
 {
-    (void)state;
     static const struct truncation whole = {0};
     enum { ROOM = 3 };
     const uint64_t turn = 77;
@@ -233,7 +229,6 @@ static void a_store_without_room_is_told_the_rest_later(void **state)
  * chunk counts as needed so many turns sooner if twice as many waiting requests need it. */
 static void the_store_knows_the_price_of_state(void **state)
 {
-    (void)state;
     static const struct truncation whole = {0};
     struct stack k;
     struct placement_price want;
@@ -284,7 +279,6 @@ static int blocks_left(const char *policy, uint32_t reuse_in_s)
 /* A request's hint reaches the KV cache: its blocks outlive blocks that were used later. */
 static void a_hint_keeps_blocks_in_the_kv_cache(void **state)
 {
-    (void)state;
     assert_true(blocks_left("ours", 0) < 3);
     assert_int_equal(blocks_left("ours", 3600), 3);
     assert_true(blocks_left("lru", 3600) < 3);

@@ -79,7 +79,6 @@ static void drop(struct seq *s)
  * case. */
 static void stored_chunks_are_fetched(void **state)
 {
-    (void)state;
     static int32_t longer[N_LONG];
     open_lab();
     struct seq *s = add(wt_prompt, WT_PROMPT, &(struct et_ask){0});
@@ -103,7 +102,6 @@ static void stored_chunks_are_fetched(void **state)
  * and a forced plan uses no block at all. */
 static void chunks_of_the_device_are_not_fetched(void **state)
 {
-    (void)state;
     enum { N_SHARED = 2 * 64 + 10 };
     open_lab();
     struct et_run r;
@@ -131,7 +129,6 @@ static void chunks_of_the_device_are_not_fetched(void **state)
  * gain. */
 static void a_fetch_must_gain(void **state)
 {
-    (void)state;
     open_lab();
     struct seq *s = add(wt_prompt, WT_PROMPT, &(struct et_ask){0});
     k.platform.tier[0].bytes_per_s = 1e15;
@@ -147,7 +144,6 @@ static void a_fetch_must_gain(void **state)
  * blocks announces none to the pool. */
 static void another_view_is_announced_anew(void **state)
 {
-    (void)state;
     static int32_t prompt[N_LONG];
     et_prompt(prompt, N_LONG, 5);
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
@@ -177,7 +173,6 @@ static void another_view_is_announced_anew(void **state)
  * the room that comes free. */
 static void sequences_are_announced_in_order(void **state)
 {
-    (void)state;
     static int32_t prompt[2][300];
     const uint64_t turn = 77;
     struct sha256 key = {{0}};

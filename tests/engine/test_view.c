@@ -60,7 +60,6 @@ static void make_chain(struct chain *c, const struct truncation *t, int n)
 /* Checks every stair of a context of n tokens. The last stair may not be full yet. */
 static void each_stair_sees_its_tokens(void **state)
 {
-    (void)state;
     static const struct truncation cases[] = {
         {0, 0, 0}, {512, 64, 64}, {512, 256, 64}, {640, 128, 256}, {512, 320, 128}};
     struct rng r = {3};
@@ -90,7 +89,6 @@ static void each_stair_sees_its_tokens(void **state)
 /* Adds tokens until the stair ends. A further token is ignored. */
 static void a_view_grows_to_its_stairs_end(void **state)
 {
-    (void)state;
     const struct truncation t = {512, 128, 64};
     for (int cut = 0; cut <= 256; cut += 128) {
         int n = (int)truncation_first(&t, cut) + 1;

@@ -15,7 +15,6 @@
 
 static void answers_are_those_of_the_ordinary_order(void **state)
 {
-    (void)state;
     zz_compare("cpu", 1, "synth:tiny-mha");
     zz_compare("cpu", 1, "synth:tiny-gqa");
     zz_compare("ref", 1, "synth:tiny-mha");
@@ -53,7 +52,6 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
  * Without mini-batches each prompt has a step of its own. */
 static void each_layer_is_taken_once_a_step(void **state)
 {
-    (void)state;
     struct layer_spy *spy = test_malloc(sizeof *spy);
     struct et_run r[N_SEQS];
     for (int n_mini = 1; n_mini <= 4; n_mini *= 4) {
@@ -80,7 +78,6 @@ static void each_layer_is_taken_once_a_step(void **state)
  * fault. */
 static void a_layer_that_fails_ends_the_step(void **state)
 {
-    (void)state;
     struct layer_spy *spy = test_malloc(sizeof *spy);
     struct et_run r[N_SEQS];
     struct stack k;
@@ -107,7 +104,6 @@ static void a_layer_that_fails_ends_the_step(void **state)
  * ahead, by at most as many layers as it has slots. */
 static void a_job_reads_its_passes_times_the_weights(void **state)
 {
-    (void)state;
     enum { SLOTS = 4 };
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct et_run want[N_SEQS], got[N_SEQS];
@@ -145,7 +141,6 @@ static void a_job_reads_its_passes_times_the_weights(void **state)
 /* The residual stream has two buffers for all rows of a step, and none without mini-batches. */
 static void the_rows_between_layers_are_counted(void **state)
 {
-    (void)state;
     size_t kv, activations[2], restore;
     for (int i = 0; i < 2; i++) {
         struct stack k;

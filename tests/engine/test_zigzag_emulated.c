@@ -10,7 +10,6 @@
 
 static void answers_are_those_of_the_ordinary_order(void **state)
 {
-    (void)state;
     et_device.cuda_math = "fixed";
     zz_compare("cuda", 1, "tests/model/golden/families/mistral");
     et_device = (struct device_opts){0};

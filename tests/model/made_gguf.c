@@ -229,7 +229,6 @@ char made_gguf_path[TEMPDIR_BYTES + 16];
 
 int made_gguf_setup(void **state)
 {
-    (void)state;
     tempdir_make(dir, "gguf");
     snprintf(made_gguf_path, sizeof made_gguf_path, "%s/m.gguf", dir);
     return 0;
@@ -237,7 +236,6 @@ int made_gguf_setup(void **state)
 
 int made_gguf_teardown(void **state)
 {
-    (void)state;
     tempdir_remove(dir);
     return 0;
 }

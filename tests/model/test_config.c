@@ -47,7 +47,6 @@ static void refuse(const char *text, int code, const char *part)
 
 static void test_llama(void **state)
 {
-    (void)state;
     struct model_config c = parse(
         LLAMA(", \"architectures\": [\"LlamaForCausalLM\"], \"num_key_value_heads\": 4,"
               "\"rms_norm_eps\": 1e-05, \"bos_token_id\": 1, \"eos_token_id\": 2,"
@@ -80,7 +79,6 @@ static void test_llama(void **state)
 
 static void test_rope_scaling(void **state)
 {
-    (void)state;
     const char *inner =
         "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0,"
         "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192";
@@ -134,7 +132,6 @@ static void test_rope_scaling(void **state)
  * configured decides. */
 static void test_longrope(void **state)
 {
-    (void)state;
 #define LONGROPE(n, more)                                                                  \
     "{\"model_type\": \"phi3\", " LLAMA_SIZES                                              \
     ", \"rope_scaling\": {\"type\": \"longrope\"," more                                    \
@@ -158,7 +155,6 @@ static void test_longrope(void **state)
 
 static void test_refused_scalings(void **state)
 {
-    (void)state;
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\"},"
                  "\"rope_parameters\": {\"rope_type\": \"default\"}"),
            ERR_UNSUPPORTED, "'rope_scaling': stands beside 'rope_parameters'");
@@ -172,7 +168,6 @@ static void test_refused_scalings(void **state)
 
 static void test_mistral_and_qwen(void **state)
 {
-    (void)state;
     struct model_config c;
 #define MISTRAL(more)                                                                      \
     "{\"model_type\": \"mistral\", " LLAMA_SIZES ", \"num_key_value_heads\": 2" more "}"
@@ -211,7 +206,6 @@ static void test_mistral_and_qwen(void **state)
 /* The published gemma-3-4b-it: most sizes of its text part are the reference's defaults. */
 static void test_text_part_of_a_model_that_sees(void **state)
 {
-    (void)state;
 #define GEMMA3_4B(around)                                                                  \
     "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": "           \
     "\"gemma3\","                                                                          \
@@ -244,7 +238,6 @@ static void test_text_part_of_a_model_that_sees(void **state)
 /* Only phi and phi3 rotate a part of a head; in other families the reference ignores the field. */
 static void test_partial_rotary(void **state)
 {
-    (void)state;
     static const char *const whole[] = {"llama", "mistral", "qwen2", "qwen3"};
     static const char *const forms[] = {
         ", \"partial_rotary_factor\": %s",
@@ -286,7 +279,6 @@ static void test_partial_rotary(void **state)
 /* The defaults of the reference's config classes. */
 static void test_default_eps(void **state)
 {
-    (void)state;
     static const struct {
         const char *family;
         float eps;
@@ -303,7 +295,6 @@ static void test_default_eps(void **state)
 
 static void test_refusals(void **state)
 {
-    (void)state;
     refuse("{", ERR_FORMAT, "config.json:1:1: ");
     refuse("[]", ERR_FORMAT, "'model_type' and 'architectures' are missing");
     refuse("{\"model_type\": \"mamba\"}", ERR_UNSUPPORTED, "model_type 'mamba'");
@@ -422,7 +413,6 @@ static const struct {
  * RoPE object. */
 static void test_unknown_fields(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof as_published / sizeof as_published[0]; i++) {
         char start[1024], text[2048];
         snprintf(start, sizeof start, "{\"model_type\": \"%s\", %s, %s, " EVERYWHERE,
@@ -457,7 +447,6 @@ static void test_unknown_fields(void **state)
  */
 static void test_damage(void **state)
 {
-    (void)state;
     char text[] = LLAMA(
         ", \"num_key_value_heads\": 4, \"eos_token_id\": [1, 2], \"head_dim\": 8");
     const size_t n = sizeof text - 1;
@@ -507,7 +496,6 @@ static void assert_round_trip(const struct model_config *c)
 
 static void test_shapes_round_trip(void **state)
 {
-    (void)state;
     int n = 0;
     for (const char *name; (name = config_shape_name(n)) != NULL; n++) {
         struct model_config c;
@@ -524,7 +512,6 @@ static void test_shapes_round_trip(void **state)
 
 static void test_families_round_trip(void **state)
 {
-    (void)state;
     static const char *const texts[] = {
         LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0,"
               "\"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0,"
@@ -577,7 +564,6 @@ static void test_families_round_trip(void **state)
 /* The published parameter counts. */
 static void test_params(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int64_t n;
@@ -611,7 +597,6 @@ static void put_file(const char *dir, const char *name, const char *text)
 
 static void test_load(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "config");
     struct model_config c;
@@ -679,7 +664,6 @@ static void test_load(void **state)
 
 static void test_real_folder(void **state)
 {
-    (void)state;
     struct model_config c;
     struct err err = {0};
     if (config_load(&c, "models/demo", &err) != 0)

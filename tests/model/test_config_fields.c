@@ -69,7 +69,6 @@ static void refuse(const struct family *f, const char *more, int code, const cha
  * here makes saved state useless. */
 static void test_a_minimal_file_gives_the_whole_description(void **state)
 {
-    (void)state;
     static const struct {
         const struct family *f;
         const char *text;
@@ -138,7 +137,6 @@ static void test_a_minimal_file_gives_the_whole_description(void **state)
 /* Only a rotation that depends on the context makes the context part of the state. */
 static void test_scalings_are_part_of_the_state(void **state)
 {
-    (void)state;
     struct model_config c = with(
         &llama, "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
                 "\"low_freq_factor\": 1, \"high_freq_factor\": 4,"
@@ -165,7 +163,6 @@ static void test_scalings_are_part_of_the_state(void **state)
 /* Fields for which one value is supported: that value is accepted, and another is refused. */
 static void test_switches(void **state)
 {
-    (void)state;
     static const struct {
         const struct family *f;
         const char *good, *bad, *message;
@@ -228,7 +225,6 @@ static void test_switches(void **state)
 /* Fields of related families pass with the value that has no effect. */
 static void test_fields_of_related_families(void **state)
 {
-    (void)state;
     static const struct {
         const char *key;
         int neutral;
@@ -258,7 +254,6 @@ static void test_fields_of_related_families(void **state)
 
 static void test_activations(void **state)
 {
-    (void)state;
     with(&llama, "\"hidden_act\": \"silu\"");
     with(&llama, "\"hidden_act\": \"swish\"");
     refuse(&llama, "\"hidden_act\": \"relu\"", ERR_UNSUPPORTED,
@@ -285,7 +280,6 @@ static void test_activations(void **state)
 /* The least and the largest value of each integer; the values beyond them name the range. */
 static void test_bounds_of_integers(void **state)
 {
-    (void)state;
     static const struct {
         const struct family *f;
         const char *key;
@@ -322,7 +316,6 @@ static void test_bounds_of_integers(void **state)
 /* The limits of heads, each at its last good value and at the next. */
 static void test_limits_of_heads(void **state)
 {
-    (void)state;
     static const char form[] =
         "{\"model_type\": \"llama\", \"hidden_size\": %d, \"num_hidden_layers\": 1,"
         "\"num_attention_heads\": %d, \"num_key_value_heads\": %d, \"head_dim\": %d,"
@@ -366,7 +359,6 @@ static void test_limits_of_heads(void **state)
 
 static void test_eps(void **state)
 {
-    (void)state;
     static const char between[] = "'rms_norm_eps' must lie between 0 and 1";
     assert_true(with(&llama, "\"rms_norm_eps\": 0.5").norm_eps == 0.5f);
     assert_true(with(&phi, "\"layer_norm_eps\": 0.5").norm_eps == 0.5f);
@@ -381,7 +373,6 @@ static void test_eps(void **state)
 
 static void test_the_rotated_share_of_a_head(void **state)
 {
-    (void)state;
     static const char share[] = "'partial_rotary_factor' must lie in (0, 1]";
     assert_int_equal(with(&phi, "\"partial_rotary_factor\": 1").d_rope, 8);
     assert_int_equal(with(&phi, "\"partial_rotary_factor\": 0.25").d_rope, 2);
@@ -406,7 +397,6 @@ static void test_the_rotated_share_of_a_head(void **state)
 
 static void test_scaling_of_llama3(void **state)
 {
-    (void)state;
     static const char needs[] =
         "'rope_scaling': needs factor >= 1 and 0 < low_freq_factor < high_freq_factor";
     struct model_config c = with(&llama, LLAMA3("1", "0.5", "0.75"));
@@ -437,7 +427,6 @@ static const char *factors(int n, const char *last)
 
 static void test_scaling_by_factors(void **state)
 {
-    (void)state;
     static const char range[] = "'factors' must be numbers from 0.001 to 1000000";
     struct model_config c = with(&llama, factors(4, "3.5"));
     assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
@@ -458,7 +447,6 @@ static void test_scaling_by_factors(void **state)
 
 static void test_the_object_of_rotations(void **state)
 {
-    (void)state;
     struct model_config c = with(
         &llama, "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 7,"
                 "\"original_max_position_embeddings\": 4096}");
@@ -493,7 +481,6 @@ static void expect_window(const char *more, int window, int layer)
 
 static void test_windows_of_some_layers(void **state)
 {
-    (void)state;
     expect_window(WINDOW, 0, 0); /* from layer 28 on */
     expect_window(WINDOW ", \"max_window_layers\": 5", 0, 0);
     expect_window(WINDOW ", \"max_window_layers\": 4", 64, 4);
@@ -537,7 +524,6 @@ static void test_windows_of_some_layers(void **state)
 
 static void test_missing_fields_of_a_family(void **state)
 {
-    (void)state;
     const struct family bare_mistral = {"mistral", LLAMA_SIZES},
                         bare_qwen = {"qwen3", LLAMA_SIZES},
                         bare_gemma = {"gemma", LLAMA_SIZES};
@@ -554,7 +540,6 @@ static void test_missing_fields_of_a_family(void **state)
 /* Fields of Cohere 2 and Ministral 3 that would change results. */
 static void test_fixed_fields_of_families(void **state)
 {
-    (void)state;
     const struct family cohere2 = {"cohere2", LLAMA_SIZES},
                         ministral3 = {"ministral3", LLAMA_SIZES};
     struct model_config c = with(&cohere2, "\"layer_switch\": 2, \"rotary_pct\": 1.0");
@@ -601,7 +586,6 @@ static void test_fixed_fields_of_families(void **state)
 /* Layers with a window and those without have heads and rotations of their own. */
 static void test_layers_of_gemma4(void **state)
 {
-    (void)state;
     const struct family f = GEMMA4(LOCAL "," FULL "," LOCAL "," LOCAL "," FULL);
     struct model_config c = with(&f, "\"num_kv_shared_layers\": 2");
     assert_true(config_d_head(&c, 0) == 8 && config_d_head(&c, 1) == 16 && c.d_rope == 16);
@@ -635,7 +619,6 @@ static void test_layers_of_gemma4(void **state)
 
 static void test_blocks_of_falcon(void **state)
 {
-    (void)state;
     static const char grouped[] = "\"new_decoder_architecture\": true";
     char more[160];
     assert_int_equal(with(&falcon, "\"multi_query\": false").n_kv_heads, 8);
@@ -662,7 +645,6 @@ static void parse_family(const char *text, enum model_family want)
 
 static void test_which_family(void **state)
 {
-    (void)state;
     struct model_config c;
     struct err e = {0};
     parse_family("\"architectures\": [\"Qwen3ForCausalLM\"]", FAMILY_QWEN3);
@@ -705,7 +687,6 @@ static void test_which_family(void **state)
 /* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */
 static void test_lfm2(void **state)
 {
-    (void)state;
 #define OLD "\"full_attn_idxs\": [1, 4], \"block_ff_dim\": 1000"
     struct model_config c = with(&lfm2, OLD);
     assert_int_equal(c.n_ffn, 768);
@@ -734,7 +715,6 @@ static void test_lfm2(void **state)
 
 static void test_types_of_weights(void **state)
 {
-    (void)state;
     assert_int_equal(with(&llama, "\"torch_dtype\": \"float32\"").weight_type, WEIGHT_F32);
     assert_int_equal(with(&llama, "\"torch_dtype\": \"float16\"").weight_type, WEIGHT_F16);
     assert_int_equal(with(&llama, "\"dtype\": \"bfloat16\"").weight_type, WEIGHT_BF16);
@@ -753,7 +733,6 @@ static void test_types_of_weights(void **state)
 
 static void test_special_ids(void **state)
 {
-    (void)state;
     assert_int_equal(with(&llama, "\"bos_token_id\": -1").bos_id, -1);
     assert_int_equal(with(&llama, "\"bos_token_id\": 0").bos_id, 0);
     assert_int_equal(with(&llama, "\"bos_token_id\": 511").bos_id, 511);
@@ -786,7 +765,6 @@ static void test_special_ids(void **state)
 
 static void test_ids_of_generation_config(void **state)
 {
-    (void)state;
     struct err e = {0};
     struct model_config c = with(&llama, "\"eos_token_id\": [4, 5]");
     assert_int_equal(config_parse_generation(&c, "{\"eos_token_id\": null}", 22, "g", &e),
@@ -818,7 +796,6 @@ static void put_file(const char *dir, const char *name, const char *text)
 /* A generation_config.json may be absent. One that cannot be read is an error. */
 static void test_a_folder_whose_generation_config_cannot_be_read(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 64];
     struct model_config c;
     struct err e = {0};
@@ -846,7 +823,6 @@ static void test_a_folder_whose_generation_config_cannot_be_read(void **state)
  * the weights, and the context. */
 static void test_what_is_written_is_read_back(void **state)
 {
-    (void)state;
     static const struct {
         const struct family *f;
         const char *more;
@@ -902,7 +878,6 @@ static void test_what_is_written_is_read_back(void **state)
 /* Every named shape: its number of parameters, which all sizes and flags decide, and the rest. */
 static void test_shapes(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         int64_t n_params;
@@ -975,7 +950,6 @@ static void test_shapes(void **state)
 /* Biases, shared tables and norms are counted where a family has them. */
 static void test_parameters_of_families(void **state)
 {
-    (void)state;
     /* embeddings 512 * 64; a layer of llama has 4 * 64 * 64 + 3 * 64 * 172 + 2 * 64 */
     static const struct {
         const struct family *f;

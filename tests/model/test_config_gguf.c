@@ -63,7 +63,6 @@ static void refuse(const struct made_file *f, int code, const char *message)
 
 static void test_every_size_comes_from_its_own_entry(void **state)
 {
-    (void)state;
     struct model_config c = load(FILE_OF(0));
     assert_int_equal(c.family, FAMILY_LLAMA);
     assert_int_equal(c.n_layers, 2);
@@ -96,7 +95,6 @@ static void test_every_size_comes_from_its_own_entry(void **state)
 
 static void test_each_architecture_is_its_family(void **state)
 {
-    (void)state;
     static const struct {
         const char *arch;
         enum model_family family;
@@ -149,7 +147,6 @@ static void test_each_architecture_is_its_family(void **state)
 
 static void test_a_window_is_for_some_architectures_only(void **state)
 {
-    (void)state;
     struct model_config c = load(FILE_OF(.values = {U32("attention.sliding_window", 9)}));
     assert_int_equal(c.family, FAMILY_MISTRAL);
     assert_int_equal(c.sliding_window, 9);
@@ -171,7 +168,6 @@ static void test_a_window_is_for_some_architectures_only(void **state)
 
 static void test_which_layers_of_gemma3_have_a_window(void **state)
 {
-    (void)state;
     struct model_config c = load(GEMMA3(NO("unused")));
     assert_int_equal(c.windowed.word[0], 0xff & ~(1 << 5)); /* every sixth sees all */
     assert_true(c.rope_local_theta == 10000);
@@ -197,7 +193,6 @@ static void test_which_layers_of_gemma3_have_a_window(void **state)
 
 static void test_experts(void **state)
 {
-    (void)state;
     struct model_config c = load(
         FILE_OF(.values = {U32("expert_count", 8), U32("expert_used_count", 2)}));
     assert_int_equal(c.family, FAMILY_MIXTRAL);
@@ -222,7 +217,6 @@ static void test_experts(void **state)
 
 static void test_an_integer_lies_in_its_range(void **state)
 {
-    (void)state;
     static const char *const required[] = {"block_count", "context_length",
                                            "embedding_length", "feed_forward_length",
                                            "attention.head_count"};
@@ -246,7 +240,6 @@ static void test_an_integer_lies_in_its_range(void **state)
 /* One number per layer is accepted if all are equal. */
 static void test_layers_have_equal_sizes(void **state)
 {
-    (void)state;
 #define LAYERS(last_one)                                                                   \
     FILE_OF(.values = {{.key = "feed_forward_length",                                      \
                         .kind = GGUF_I32,                                                  \
@@ -266,7 +259,6 @@ static void test_layers_have_equal_sizes(void **state)
 
 static void test_a_real_number_is_one_finite_number(void **state)
 {
-    (void)state;
     static const struct made_value bad[] = {
         {.key = "rope.freq_base", .kind = GGUF_U32, .value = 10000},
         {.key = "rope.freq_base", .kind = GGUF_F32, .value = INFINITY},
@@ -282,7 +274,6 @@ static void test_a_real_number_is_one_finite_number(void **state)
 
 static void test_heads_fit(void **state)
 {
-    (void)state;
     static const char positive[] = "'llama.attention.head_count' and the width must be";
     refuse(FILE_OF(.values = {U32("attention.head_count", 0)}), ERR_UNSUPPORTED, positive);
     refuse(FILE_OF(.values = {U32("attention.head_count_kv", 0)}), ERR_UNSUPPORTED,
@@ -307,7 +298,6 @@ static void test_heads_fit(void **state)
 
 static void test_the_rotated_part_of_a_head(void **state)
 {
-    (void)state;
 #define PHI(n)                                                                             \
     FILE_OF(.arch = "phi2", .values = {U32("rope.dimension_count", n),                     \
                                        NO("attention.layer_norm_rms_epsilon"),             \
@@ -332,7 +322,6 @@ static void test_the_rotated_part_of_a_head(void **state)
 
 static void test_linear_scaling_stretches_every_wavelength(void **state)
 {
-    (void)state;
     struct model_config c = load(FILE_OF(.values = {TEXT("rope.scaling.type", "linear"),
                                                     F32("rope.scaling.factor", 4)}));
     assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
@@ -358,7 +347,6 @@ static void test_linear_scaling_stretches_every_wavelength(void **state)
 
 static void test_other_scalings_are_refused(void **state)
 {
-    (void)state;
     static const char *const names[] = {"yarm", "nope", "lineal", "longropes", ""};
     char message[128];
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -388,7 +376,6 @@ static void test_other_scalings_are_refused(void **state)
 
 static void test_factors_of_frequencies(void **state)
 {
-    (void)state;
 #define FACTORS(...)                                                                       \
     {                                                                                      \
         "rope_freqs.weight", __VA_ARGS__                                                   \
@@ -414,7 +401,6 @@ static void test_factors_of_frequencies(void **state)
 
 static void test_the_embedding_table_is_a_matrix(void **state)
 {
-    (void)state;
     static const char missing[] =
         "the tensor 'token_embd.weight' is missing or not a matrix";
     refuse(FILE_OF(.tensors = {{.name = "token_embd.weight"}}), ERR_FORMAT, missing);
@@ -423,7 +409,6 @@ static void test_the_embedding_table_is_a_matrix(void **state)
 
 static void test_special_tokens(void **state)
 {
-    (void)state;
 #define ID(name, x)                                                                        \
     {                                                                                      \
         .key = "tokenizer.ggml." name "_token_id", .kind = GGUF_I32, .value = x            \
@@ -452,7 +437,6 @@ static void test_special_tokens(void **state)
 
 static void test_other_architectures_entries_are_ignored(void **state)
 {
-    (void)state;
     load(FILE_OF(.values = {U32("general.llama.scale", 3)}));
     refuse(FILE_OF(.values = {U32("scale", 3)}), ERR_UNSUPPORTED,
            "'llama.scale': this value is not known in llama models, and might change");
@@ -479,7 +463,6 @@ static void test_the_pooling_is_that_of_the_key(void **state)
 {
     static const enum pooling want[] = {POOLING_NONE, POOLING_MEAN, POOLING_CLS,
                                         POOLING_LAST, POOLING_RANK, POOLING_OTHER};
-    (void)state;
     assert_int_equal(load(FILE_OF(0)).pooling, POOLING_NONE);
     for (int i = 0; i < 6; i++)
         assert_int_equal(load(FILE_OF(.values = {U32("pooling_type", i)})).pooling,

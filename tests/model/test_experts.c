@@ -28,7 +28,6 @@ static void expect(const float *numbers, int n, int n_used, const int32_t *want)
 
 static void the_largest_numbers_win_and_ties_go_to_the_lower_index(void **state)
 {
-    (void)state;
     expect((float[]){3, 1, 2, 4}, 4, 2, (int32_t[]){0, 3});
     expect((float[]){1, 1, 1, 1}, 4, 2, (int32_t[]){0, 1});
     expect((float[]){1, 2, 2, 2}, 4, 2, (int32_t[]){1, 2});
@@ -41,7 +40,6 @@ static void the_largest_numbers_win_and_ties_go_to_the_lower_index(void **state)
 /* Compares with a softmax over all experts, whose largest shares are taken one after another. */
 static void weights_are_shares_of_the_softmax(void **state)
 {
-    (void)state;
     enum { N = 64 };
     struct rng r = {20261129};
     for (int round = 0; round < 500; round++) {
@@ -82,7 +80,6 @@ static void weights_are_shares_of_the_softmax(void **state)
  * however large their numbers are. */
 static void sigmoids_are_chosen_with_a_bias_among_groups(void **state)
 {
-    (void)state;
     static const float numbers[] = {0, 1, 2, -1, 3, -9, 1, 1}, none[8] = {0},
                        bias[] = {0.9f, 0, 0, 0.9f, 0, 0, 0, 0};
     static const struct {
@@ -133,7 +130,6 @@ static void sigmoids_are_chosen_with_a_bias_among_groups(void **state)
 /* A row's logits are the same bits alone and beside rows that use other experts. */
 static void a_row_does_not_depend_on_the_rows_beside_it(void **state)
 {
-    (void)state;
     enum { N = 48, VOCAB = 128 };
     static float all[N * VOCAB], one[N * VOCAB];
     static const char *const held[] = {"f32", "bf16", "q8"};

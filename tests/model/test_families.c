@@ -302,7 +302,6 @@ static void test_family(void **state)
 /* A residual beyond 65504 is detected in f16, and is fine in the wider types. */
 static void test_f16_overflow(void **state)
 {
-    (void)state;
     static const char *const dtypes[] = {"f16", "bf16", "f32"};
     struct expected x;
     read_expected(&x, "llama");

@@ -137,7 +137,6 @@ static int open_with_faults(const char *source, const char *weights, bool unifie
 
 static void test_opening(void **state)
 {
-    (void)state;
     char packed[PATH_MAX];
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, packed);
     const struct {
@@ -167,7 +166,6 @@ static void test_opening(void **state)
 
 static void test_packing(void **state)
 {
-    (void)state;
     char path[TEMPDIR_BYTES + 32], temp[TEMPDIR_BYTES + 40];
     snprintf(path, sizeof path, "%s/model.packed", dir);
     snprintf(temp, sizeof temp, "%s.tmp", path);
@@ -194,7 +192,6 @@ static void test_packing(void **state)
 /* Each function of a model returns the code of a stream that has failed. */
 static void test_running(void **state)
 {
-    (void)state;
     static const char *const sources[] = {"synth:tiny-mha",
                                           "tests/model/golden/families/opt",
                                           "tests/model/golden/families/phi",

@@ -64,7 +64,6 @@ static int parse(struct gguf *g, const struct gguf_bytes *f, struct err *e)
 
 static void test_every_kind_of_value_is_read_back(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
@@ -127,7 +126,6 @@ static void test_every_kind_of_value_is_read_back(void **state)
 /* Numbers of every width, alone and as the last element of an array. */
 static void test_numbers_of_every_width(void **state)
 {
-    (void)state;
     static const struct {
         enum gguf_kind kind;
         size_t n_bytes;
@@ -190,7 +188,6 @@ static void test_numbers_of_every_width(void **state)
 
 static void test_reals_of_both_widths(void **state)
 {
-    (void)state;
     static const double values[] = {1.5, -0.1, 0};
     struct gguf_bytes f;
     struct gguf g;
@@ -232,7 +229,6 @@ static void test_reals_of_both_widths(void **state)
 /* Hundreds of values and tensors in any order are found by their names. */
 static void test_many_values_and_tensors(void **state)
 {
-    (void)state;
     enum { N = 300 };
     static struct gguf_bytes f;
     struct gguf g;
@@ -274,7 +270,6 @@ static void test_many_values_and_tensors(void **state)
 /* An alignment is a power of two of at most 2^20, and tensors begin at its multiples. */
 static void test_alignment(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t value;
         bool is_good;
@@ -317,7 +312,6 @@ static void test_alignment(void **state)
 /* A tensor has one to four dimensions, and a name of at most 65535 bytes without a zero. */
 static void test_dimensions_and_names(void **state)
 {
-    (void)state;
     static struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
@@ -376,7 +370,6 @@ static void test_dimensions_and_names(void **state)
  * the bound the first pair or tensor is read. */
 static void test_counts_fit_into_the_file(void **state)
 {
-    (void)state;
     for (uint64_t n = 0; n < 12; n++) {
         struct gguf_bytes f;
         struct gguf g;
@@ -396,7 +389,6 @@ static void test_counts_fit_into_the_file(void **state)
 /* Tensors may touch; one byte of overlap is refused. */
 static void test_neighbours(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
@@ -424,7 +416,6 @@ static void expect(const struct gguf_bytes *f, int code, const char *message)
 
 static void test_bad_headers_are_refused_by_name(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     begin(&f, 3, 0, 0);
     f.bytes[0] = 'g';
@@ -445,7 +436,6 @@ static void test_bad_headers_are_refused_by_name(void **state)
 
 static void test_bad_values_are_refused_by_key(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     static const struct {
         uint32_t kind;
@@ -490,7 +480,6 @@ static void test_bad_values_are_refused_by_key(void **state)
 
 static void test_bad_tensors_are_refused_by_name(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     static const struct {
         uint64_t cols, rows, at;
@@ -536,7 +525,6 @@ static void test_bad_tensors_are_refused_by_name(void **state)
  */
 static void test_every_truncation_is_refused(void **state)
 {
-    (void)state;
     struct gguf_bytes f;
     struct gguf g;
     struct err e = {0};
@@ -559,7 +547,6 @@ static void test_every_truncation_is_refused(void **state)
 
 static void test_every_type_is_decoded_to_the_bit(void **state)
 {
-    (void)state;
     char *bytes;
     size_t n, at = 0;
     int n_types = 0;
@@ -590,7 +577,6 @@ static void test_every_type_is_decoded_to_the_bit(void **state)
 /* The list in messages equals the list of types that have a decoder. */
 static void test_supported_types_are_those_that_are_decoded(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < GGUF_N_TYPES + 2; i++) {
         const struct gguf_type *t = gguf_type(i);
         if (t == NULL)

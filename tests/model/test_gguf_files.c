@@ -72,7 +72,6 @@ static void refuse(const char *name, int code, const char *message)
 
 static void test_which_files_are_gguf(void **state)
 {
-    (void)state;
     put("four", "GGUF", 4);
     assert_true(gguf_files_is(path));
     put("three", "GGU", 3);
@@ -93,7 +92,6 @@ static void test_which_files_are_gguf(void **state)
 
 static void test_the_parts_are_one_model(void **state)
 {
-    (void)state;
     struct gguf_files f;
     struct err e = {0};
     const struct gguf_file *in = NULL;
@@ -126,7 +124,6 @@ static void test_the_parts_are_one_model(void **state)
 
 static void test_parts_that_do_not_belong_together(void **state)
 {
-    (void)state;
     put_part("a-00001-of-00002.gguf", 0, 2, 2);
     refuse("a-00001-of-00002.gguf", -ENOENT,
            "incomplete download: a file of the model is missing");

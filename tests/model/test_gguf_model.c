@@ -90,7 +90,6 @@ static void test_hybrid_is_the_folder(void **state)
 /* A requested state dtype is used, whatever types the file has. */
 static void test_asked_dtype(void **state)
 {
-    (void)state;
     static const char *const names[] = {"f32", "bf16", "f16"};
     static const enum dtype want[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
     for (int i = 0; i < 3; i++) {
@@ -105,7 +104,6 @@ static void test_asked_dtype(void **state)
  * model: same logits, same state. */
 static void test_rope_factors_are_the_formula(void **state)
 {
-    (void)state;
     static float split[N_IDS * VOCAB];
     struct sha256 h, of_folder, of_split;
     logits_of(FAMILIES "llama3", "f32", folder, &of_folder);
@@ -169,7 +167,6 @@ static void gives_the_oracles_logits(const char *name)
 
 static void test_quantised_types_give_the_oracles_logits(void **state)
 {
-    (void)state;
     gives_the_oracles_logits("mixed"); /* has tensors of nine types */
     gives_the_oracles_logits("bf16");
 }
@@ -188,7 +185,6 @@ static struct weights_choice choose(const char *source, enum weights_smallest sm
 
 static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state)
 {
-    (void)state;
     struct weights_choice c = choose(GGUF "llama3.gguf", WEIGHTS_DOWN_TO_BF16);
     assert_int_equal(c.n_tried, 1);
     assert_int_equal(c.tried[0].held, WEIGHTS_BF16);
@@ -245,7 +241,6 @@ static void expect_rows(const struct solo *a, const struct weight *all, int64_t 
  * matrix of which even a part has another type is held in 8 bits. */
 static void test_4_bit_tensors_are_held_as_they_are(void **state)
 {
-    (void)state;
     struct solo a, b;
     solo_open_held(&a, GGUF "mixed.gguf", NULL, "f32");
     solo_open_held(&b, GGUF "mixed.gguf", NULL, "q4");
@@ -269,7 +264,6 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
  * weights take hardly more memory than the file. */
 static void test_6_bit_tensors_are_held_as_they_are(void **state)
 {
-    (void)state;
     struct solo a, b;
     struct stat file;
     assert_int_equal(stat(GGUF "six.gguf", &file), 0);
@@ -317,7 +311,6 @@ static void table_logits(struct solo *t, float *out)
  * the file's values. */
 static void test_a_table_of_blocks_is_held_as_it_is(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
     int32_t ids[TABLE_ROWS];
@@ -355,7 +348,6 @@ static void test_a_table_of_blocks_is_held_as_it_is(void **state)
  * for embeddings.  So such state that was saved before tables were used in blocks stays valid. */
 static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float want[TABLE_IDS * TABLE_ROWS], got[TABLE_IDS * TABLE_ROWS];
     static float values[TABLE_ROWS * TABLE_COLS];
@@ -389,7 +381,6 @@ static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
 /* Each of two ranks reads the whole table. */
 static void test_ranks_read_a_table_of_blocks(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static uint16_t want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
     int32_t ids[TABLE_ROWS];
@@ -420,7 +411,6 @@ static void test_ranks_read_a_table_of_blocks(void **state)
 /* Each of two ranks has its own rows of W_o, with whole rows of quantised blocks. */
 static void test_ranks_have_their_rows(void **state)
 {
-    (void)state;
     enum { D = 256, OWN = D / 2 };
     struct solo a, b;
     float *got = malloc(D * OWN * sizeof *got);
@@ -449,7 +439,6 @@ static void test_ranks_have_their_rows(void **state)
 /* Layers of one file may differ in the types of their tensors. */
 static void test_layers_differ(void **state)
 {
-    (void)state;
     struct solo t;
     solo_open_held(&t, GGUF "layers.gguf", NULL, "q4");
     for (int l = 0; l < 4; l++) {
@@ -469,7 +458,6 @@ static void test_layers_differ(void **state)
  * case. */
 static void test_quantised_files_are_held_as_they_are(void **state)
 {
-    (void)state;
     static const struct {
         const char *weights;
         enum dtype held;
@@ -546,7 +534,6 @@ static void expect(const char *path, int code, const char *message)
 
 static void test_unknown_things_are_refused_by_name(void **state)
 {
-    (void)state;
     char path[64];
     snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
     static const struct {
@@ -657,7 +644,6 @@ static void write_with(const char *path, const struct extra *x)
 /* A key that the reader does not know is accepted only with a value that changes no result. */
 static void test_values_that_change_nothing_pass(void **state)
 {
-    (void)state;
     char path[64];
     snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
     static const struct extra extras[] = {
@@ -683,7 +669,6 @@ static void test_values_that_change_nothing_pass(void **state)
 
 static void test_a_missing_part_is_named(void **state)
 {
-    (void)state;
     char dir[64], path[128];
     snprintf(dir, sizeof dir, "/tmp/hcache-gguf-%d", (int)getpid());
     assert_int_equal(mkdir(dir, 0700), 0);

@@ -143,7 +143,6 @@ static const struct row rows[] = {
 
 static void each_matrix_has_its_type(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct row *row = &rows[i];
         struct model_config c = config_of(row->family);
@@ -172,7 +171,6 @@ static void each_matrix_has_its_type(void **state)
 /* W_k and W_v are one matrix where they have one type. */
 static void rows_of_k_and_v(void **state)
 {
-    (void)state;
     struct model_config c = config_of(FAMILY_LLAMA);
     struct tensor_set set;
     struct matrix_types t;
@@ -202,7 +200,6 @@ static void rows_of_k_and_v(void **state)
 /* A packed file may hold types whose blocks do not fit its rows. */
 static void types_that_do_not_fit(void **state)
 {
-    (void)state;
     struct model_config c = config_of(FAMILY_LLAMA);
     c.n_embd = 200; /* no whole block */
     struct matrix_types t;

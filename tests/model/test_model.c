@@ -67,7 +67,6 @@ static void refuse(const char *source, struct model_opts o, int code, const char
 
 static void test_the_state_has_the_checkpoints_type_or_the_wanted_one(void **state)
 {
-    (void)state;
     static const struct {
         const char *source, *dtype;
         enum dtype want;
@@ -111,7 +110,6 @@ static int context(struct device *d, const char *source, int max_ctx)
 
 static void test_which_context_is_allowed(void **state)
 {
-    (void)state;
     struct device *d = open_device(1, 1);
     assert_int_equal(context(d, "synth:tiny-mha", 0), 2048);
     assert_int_equal(context(d, "synth:tiny-mha", 100), 100);
@@ -129,7 +127,6 @@ static void test_which_context_is_allowed(void **state)
 
 static void test_formats_of_weights(void **state)
 {
-    (void)state;
     static const struct {
         const char *source, *weights;
         enum weights_held held;
@@ -166,7 +163,6 @@ static void test_formats_of_weights(void **state)
 /* The note says how a quantised file is held, and what was measured, if something was. */
 static void test_notes(void **state)
 {
-    (void)state;
     struct device *d = open_device(1, 1);
     struct model *m = open_on(d, FAMILIES "llama3", OPTS(.weights = "auto"));
     assert_non_null(strstr(m->note,
@@ -201,7 +197,6 @@ static void test_notes(void **state)
 
 static void test_formats_of_sources(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct device *d = open_device(1, 1);
     tempdir_make_on_disk(dir, "model");
@@ -238,7 +233,6 @@ static void test_formats_of_sources(void **state)
 
 static void test_which_contexts_can_be_truncated(void **state)
 {
-    (void)state;
     static const struct {
         const char *source;
         int code;
@@ -283,7 +277,6 @@ static void expect_rows(const struct model_config *c, const int32_t *pos, int n,
 
 static void test_rotations_of_every_kind(void **state)
 {
-    (void)state;
     static float cos_rows[4 * 128], sin_rows[4 * 128];
     static const int32_t pos[4] = {0, 1, 63, 4097};
     struct model_config c;
@@ -315,7 +308,6 @@ static void expect_block(const struct model *m, const struct rope *r, int b)
 /* Tables have whole blocks of positions, one copy per stage. */
 static void test_rotation_tables_of_stages(void **state)
 {
-    (void)state;
     for (int n_stages = 1; n_stages <= 2; n_stages++) {
         struct device *d = open_device(1, n_stages);
         struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 2049));
@@ -347,7 +339,6 @@ static void test_rotation_tables_of_stages(void **state)
 /* A position that no row has used takes no memory: a context of 128k tokens would take 256 MiB. */
 static void test_rotations_of_used_positions_alone(void **state)
 {
-    (void)state;
     struct device *d = open_device(1, 1);
     struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 8192));
     const struct rope *r = &m->rope[ROPE_GLOBAL][0];
@@ -397,7 +388,6 @@ static size_t weights_bytes(const struct model *m, int stage)
 /* A model announces exactly the memory of its matrices, vectors, tables and rotations. */
 static void test_the_announced_memory(void **state)
 {
-    (void)state;
     static const char *const formats[] = {"f32", "bf16", "q8", "q4"};
     for (int i = 0; i < 8; i++) {
         struct told told = {0};
@@ -442,7 +432,6 @@ static size_t lines(int64_t rows, int64_t cols, size_t element)
 /* Activations take exactly their matrices, each in whole cache lines. */
 static void test_the_memory_of_activations(void **state)
 {
-    (void)state;
     static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "phi"};
     for (int i = 0; i < 4; i++) {
         int ranks = 1 + i / 2, rows = i % 2 == 0 ? 3 : 40;
@@ -489,7 +478,6 @@ static void test_the_memory_of_activations(void **state)
 /* Formats for which a device has no kernels are refused, and never chosen. */
 static void test_formats_without_kernels(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct device *d = open_device(1, 1);
     tempdir_make_on_disk(dir, "model");
@@ -554,7 +542,6 @@ static void little_memory(struct device *d, size_t *unused, size_t *total)
 /* On a device with memory of its own, weights and tables must fit into its unused memory. */
 static void test_a_device_with_memory_of_its_own(void **state)
 {
-    (void)state;
     static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "llama",
                                           GGUF "llama3.gguf"};
     for (int i = 0; i < 3; i++) {
@@ -627,7 +614,6 @@ static double log_p(const float *row, int vocab, int id)
  * models, on a text of 128 tokens. */
 static void test_a_comparison_measures_logits(void **state)
 {
-    (void)state;
     static float exact[PROBE * MAX_VOCAB], other[PROBE * MAX_VOCAB];
     int32_t ids[PROBE];
     struct weights_choice c;
@@ -660,7 +646,6 @@ static void test_a_comparison_measures_logits(void **state)
 
 static void test_limits_of_a_choice(void **state)
 {
-    (void)state;
     assert_true(weights_max_kl(WEIGHTS_Q4) == WEIGHTS_MAX_KL_Q4);
     assert_true(weights_max_kl(WEIGHTS_Q8) == WEIGHTS_MAX_KL);
     assert_true(weights_max_kl(WEIGHTS_BF16) == WEIGHTS_MAX_KL);

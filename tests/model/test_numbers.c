@@ -27,7 +27,6 @@ static const struct {
 
 static void each_place_is_looked_at(void **state)
 {
-    (void)state;
     for (size_t k = 0; k < 3; k++) {
         size_t e = dtype_bytes(kind[k].t);
         for (size_t n = 0; n <= 600; n += n < 10 ? 1 : 59) {

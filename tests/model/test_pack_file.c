@@ -58,7 +58,6 @@ static int describe(struct pack_file *f, const char *text, struct err *e)
 
 static void test_every_field_is_read(void **state)
 {
-    (void)state;
     struct pack_file f;
     struct err e = {0};
     if (describe(&f, good, &e) != 0)
@@ -130,7 +129,6 @@ static void expect(const struct change *c)
 /* A key whose name changes is missing. */
 static void test_every_field_is_needed(void **state)
 {
-    (void)state;
     static const char *const keys[] = {
         "source",    "note",        "layout",  "weights",   "source_type", "embeddings",
         "positions", "any_context", "layers",  "matrices",  "types",       "files",
@@ -152,7 +150,6 @@ static void test_every_field_is_needed(void **state)
 
 static void test_every_field_is_bounded(void **state)
 {
-    (void)state;
     static const char description[] = "its description is damaged: pack the model again",
                       member[] = "the place of a file in it is damaged",
                       part[] = "the place of a part is damaged",
@@ -215,7 +212,6 @@ static void test_every_field_is_bounded(void **state)
 /* Types beyond the room of a description are left out. */
 static void test_only_so_many_types_are_kept(void **state)
 {
-    (void)state;
     char *list = xstrdup("");
     struct pack_file f;
     struct err e = {0};
@@ -255,7 +251,6 @@ static uint64_t bytes_sum(const char *source, int n_ranks, const char *weights, 
 /* Files that earlier builds wrote are read, so the bytes may only change with the version. */
 static void test_the_bytes_of_a_file_stay_the_same(void **state)
 {
-    (void)state;
     static const struct {
         const char *source, *weights;
         int n_ranks;
@@ -305,7 +300,6 @@ static void refuse(const char *path, int code, const char *message)
 /* A header with a good checksum may still say anything. */
 static void test_a_header_is_not_trusted(void **state)
 {
-    (void)state;
     enum {
         VERSION = 8,
         SIZE = 16,
@@ -370,7 +364,6 @@ static void put(const char *name, const char *bytes, size_t n, char path[PATH_MA
 
 static void test_which_files_are_packed(void **state)
 {
-    (void)state;
     char path[PATH_MAX], zeros[4096] = {0};
     put("eight", "hcpacked", 8, path);
     assert_true(pack_file_is(path));
@@ -397,7 +390,6 @@ static void test_which_files_are_packed(void **state)
 
 static void test_members(void **state)
 {
-    (void)state;
     char path[PATH_MAX], *bytes = NULL;
     size_t n = 0;
     uint64_t file_bytes = 99;

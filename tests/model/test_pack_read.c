@@ -47,7 +47,6 @@ static int set_up(void **state)
     struct err err = {0};
     struct io_file *f;
     size_t n = 0;
-    (void)state;
     bytes = malloc(FILE_BYTES);
     dst = aligned_alloc(4096, FILE_BYTES);
     uint64_t x = 1;
@@ -73,7 +72,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     io_sim_fault_clear(sim);
     io_sim_unstick(sim);
     pack_reader_close(&reader);
@@ -110,7 +108,6 @@ static void parts_arrive_whole(void **state)
 {
     struct pack_job jobs[N_PARTS] = {{0}};
     uint64_t all = 0;
-    (void)state;
     for (int i = 0; i < N_PARTS; i++) {
         bool is_read = pack_reader_begin(&reader, &jobs[i], (size_t)i, dst + parts[i].at);
         assert_int_equal(is_read, parts[i].bytes > 0);
@@ -134,7 +131,6 @@ static void damage_is_named(void **state)
 {
     struct pack_job j = {0};
     uint64_t bad = parts[0].at + 9 * MIB;
-    (void)state;
     assert_int_equal(io_sim_flip(sim, file.path, bad + 77, 3), 0);
     assert_true(pack_reader_begin(&reader, &j, 0, dst + parts[0].at));
     step_until(1);
@@ -152,7 +148,6 @@ static void damage_is_named(void **state)
 static void a_cancel_ends_all_jobs(void **state)
 {
     struct pack_job jobs[2] = {{0}};
-    (void)state;
     io_sim_fault_add(sim,
                      &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
     for (int i = 0; i < 2; i++)
@@ -175,7 +170,6 @@ static void a_cancel_ends_all_jobs(void **state)
 static void a_disk_that_fails_ends_the_job_with_its_code(void **state)
 {
     struct pack_job j = {0};
-    (void)state;
     io_sim_fault_add(
         sim, &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .skip = 3});
     assert_true(pack_reader_begin(&reader, &j, 0, dst + parts[0].at));
@@ -199,7 +193,6 @@ static void plain_reads_are_told(void **state)
     struct pack_reader r;
     struct err err = {0};
     struct io *ring = NULL;
-    (void)state;
     tempdir_make_on_disk(dir, "reader");
     snprintf(path, sizeof path, "%s/weights", dir);
     FILE *f = fopen(path, "w");

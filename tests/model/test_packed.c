@@ -135,7 +135,6 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "mixed.gguf", "q4");  /* has q4_k, q4_0 and q8 */
     expect_same(GGUF "layers.gguf", "q4"); /* its layers differ in types and sizes */
     expect_same(GGUF "six.gguf", "q4");    /* has q4_k and q6_k */
-    (void)state;
 }
 
 static uint32_t version_of(const char *path)
@@ -155,7 +154,6 @@ static void a_packed_table_of_blocks_is_the_files(void **state)
                                      GGUF_TYPE_Q6_K};
     char source[TEMPDIR_BYTES + 64];
     struct solo t;
-    (void)state;
     snprintf(source, sizeof source, "%s/table.gguf", dir);
     for (int i = 0; i < 4; i++) {
         table_file_write(source, types[i]);
@@ -177,7 +175,6 @@ static void text_travels_with_the_weights(void **state)
     struct err err = {0};
     int32_t *ia, *ib;
     size_t na, nb;
-    (void)state;
     assert_int_equal(tokenizer_open(&a, "models/demo", &err), 0);
     assert_int_equal(tokenizer_open(&b, pack("models/demo", NULL), &err), 0);
     assert_int_equal(
@@ -243,7 +240,6 @@ static void a_flipped_bit_is_found_before_it_is_used(void **state)
     const char *path = pack(FAMILIES "qwen3", NULL);
     struct pack_file f;
     struct err err = {0};
-    (void)state;
     assert_int_equal(pack_file_open(&f, path, &err), 0);
     assert_int_equal(try_open(path, "cpu", 1, NULL, &err), 0);
     uint64_t at[64] = {
@@ -269,7 +265,6 @@ static void a_file_that_is_cut_short_is_damaged(void **state)
 {
     const char *path = pack("synth:tiny-mha", NULL);
     struct stat st;
-    (void)state;
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(truncate(path, st.st_size - 4096), 0);
     expect_fault(path, ERR_CORRUPT, "cut short");
@@ -285,7 +280,6 @@ static void a_stale_file_says_why(void **state)
     char version[12], *bytes;
     size_t n;
     struct err err;
-    (void)state;
     assert_int_equal(try_open(path, "ref", 1, NULL, &err), ERR_MISMATCH);
     assert_non_null(strstr(err.msg, "'cpu 1'"));
     assert_non_null(strstr(err.msg, "'ref 1'"));
@@ -343,7 +337,6 @@ static void a_table_of_blocks_must_fit(void **state)
         {FAMILIES "opt", "q4", "\"positions\": \"f16\",\n", "\"positions\": \"q4_k\",",
          ERR_CORRUPT, "damaged"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         const char *path = pack(bad[i].source, bad[i].weights);
         change_description(path, bad[i].from, bad[i].to);
@@ -356,7 +349,6 @@ static void packing_never_replaces_a_file(void **state)
     const char *path = pack("synth:tiny-mha", NULL);
     struct stat before, after;
     struct err err = {0};
-    (void)state;
     assert_int_equal(stat(path, &before), 0);
     assert_int_equal(pack_for("synth:tiny-gqa", path, "cpu", 1, NULL, &err), -EEXIST);
     assert_int_equal(pack_for(path, path_of("again"), "cpu", 1, NULL, &err), ERR_USAGE);
@@ -410,7 +402,6 @@ static void expect_shares(const char *source, const char *weights)
  * each. */
 static void ranks_have_their_shares(void **state)
 {
-    (void)state;
     expect_shares("synth:tiny-mha", NULL);
     expect_shares(GGUF "six.gguf", "q4");
 }
@@ -429,7 +420,6 @@ static void a_description_has_both_types_of_k_and_v(void **state)
     struct model_config cfg;
     struct err err = {0};
     int n_found = 0;
-    (void)state;
     const char *path = pack(GGUF "six.gguf", "q4");
     assert_int_equal(config_load(&cfg, path, &err), 0);
     assert_int_equal(weights_describe(&info, path, &cfg, DTYPE_BF16, &err), 0);
@@ -461,7 +451,6 @@ static void the_result_describes_the_file(void **state)
         {"models/demo", NULL, DTYPE_BF16, "cpu 1", 1, false},
         {GGUF "mixed.gguf", NULL, DTYPE_Q4, "cpu 1", 1, true},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct device *d;
         struct pack_result r = {0};
@@ -506,7 +495,6 @@ static void expect_pack_error(const char *source, const char *path, int n_ranks,
 
 static void what_cannot_be_packed(void **state)
 {
-    (void)state;
     expect_pack_error("synth:tiny-mha", path_of("no/such.packed"), 1, NULL, -ENOENT,
                       "no/such.packed.tmp: No such file or directory");
     expect_pack_error("synth:tiny-mha", path_of("odd.packed"), 3, NULL, ERR_UNSUPPORTED,
@@ -542,7 +530,6 @@ static int none_stays(void *arg, const struct model *m, const struct weights_siz
 /* A replay of saved inputs needs a layer's matrices at any time. */
 static void recurrent_layers_are_not_streamed(void **state)
 {
-    (void)state;
     struct device *d;
     struct model *m = NULL;
     struct err err = {0};
@@ -556,7 +543,6 @@ static void recurrent_layers_are_not_streamed(void **state)
 
 static int set_up(void **state)
 {
-    (void)state;
     tempdir_make_on_disk(dir, "packed");
     peer_threads_use();
     return 0;
@@ -564,7 +550,6 @@ static int set_up(void **state)
 
 static int tear_down(void **state)
 {
-    (void)state;
     tempdir_remove(dir);
     return 0;
 }

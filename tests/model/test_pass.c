@@ -91,7 +91,6 @@ static size_t row_bytes(void)
  * only of the layer that it holds. */
 static void a_forward_pass_holds_one_layer_at_a_time(void **state)
 {
-    (void)state;
     struct mat x;
     lab_open("synth:tiny-mha");
     for (int i = 0; i < 2; i++) {
@@ -106,7 +105,6 @@ static void a_forward_pass_holds_one_layer_at_a_time(void **state)
  * forward pass. */
 static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
 {
-    (void)state;
     static const int cuts[][4] = {{90}, {64, 26}, {1, 63, 26}, {17, 31, 2, 40}};
     static float want[N * MAX_D];
     struct mat x;
@@ -159,7 +157,6 @@ static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
  * forward passes between the layers use the same activations. */
 static void a_pass_may_end_with_keys_and_values(void **state)
 {
-    (void)state;
     static struct shown want;
     static float kv_rows[N * 2 * MAX_D];
     struct mat x;
@@ -198,7 +195,6 @@ static void a_pass_may_end_with_keys_and_values(void **state)
 /* A tap sees each layer once, with the layer's input. */
 static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
 {
-    (void)state;
     static struct shown seen;
     static float kv_rows[N * 2 * MAX_D];
     struct mat x;
@@ -221,7 +217,6 @@ static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
 /* A pass that is given up in the middle of a layer releases that layer exactly once. */
 static void a_pass_that_is_given_up_releases_its_layer(void **state)
 {
-    (void)state;
     lab_open("synth:tiny-mha");
     struct model_pass p;
     struct ragged all = rows_of(0, N);
@@ -241,7 +236,6 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
  * released by then. */
 static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
 {
-    (void)state;
     static float kv_rows[N * 2 * MAX_D];
     struct mat x;
     lab_open("synth:tiny-mha");
@@ -267,7 +261,6 @@ static int refuse(void *arg, int l, struct mat hidden, struct mat kv_rows)
 
 static void a_taps_error_ends_the_pass(void **state)
 {
-    (void)state;
     struct mat x;
     lab_open("synth:tiny-mha");
     assert_int_equal(forward(&(struct model_tap){.layer = refuse}, &x), -ENOSPC);

@@ -81,7 +81,6 @@ static const struct {
 
 static void test_bad_headers(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         size_t n;
         uint8_t *file = make_file(bad[i].header, bad[i].n_data, &n);
@@ -110,7 +109,6 @@ static void expect_error(const uint8_t *bytes, size_t n, uint64_t file_bytes,
 
 static void test_bad_lengths(void **state)
 {
-    (void)state;
     uint8_t b[64] = {0};
     expect_error(b, 0, 0, "truncated: 0 bytes");
     expect_error(b, 7, 7, "truncated: 7 bytes");
@@ -132,7 +130,6 @@ static void test_bad_lengths(void **state)
 /* The header may fill the file, and have 100,000,000 bytes, but not one more. */
 static void test_header_end(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t length, file_bytes;
         uint64_t end; /* 0: refused */
@@ -157,7 +154,6 @@ static void test_header_end(void **state)
 /* Every element type is read and written with its size. */
 static void test_types(void **state)
 {
-    (void)state;
     static const size_t bytes[] = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
     static const char *const names[] = {"BOOL", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
                                         "I16",  "U16", "F16", "BF16",    "I32",
@@ -190,7 +186,6 @@ static void test_types(void **state)
 /* Eight dimensions, empty tensors between others and at both ends, and no tensor at all. */
 static void test_odd_files(void **state)
 {
-    (void)state;
     static const struct {
         const char *header;
         size_t n_data, n_tensors;
@@ -226,7 +221,6 @@ static void test_odd_files(void **state)
 /* A header's data begin at the next multiple of 64, whatever the length of its names. */
 static void test_padding(void **state)
 {
-    (void)state;
     for (size_t len = 1; len <= 130; len++) {
         char name[140] = {0};
         memset(name, 'n', len);
@@ -251,7 +245,6 @@ static void test_padding(void **state)
 /* Every truncation and every flipped byte gives an error or a parse, never a crash. */
 static void test_damage(void **state)
 {
-    (void)state;
     const char *header =
         "{\"__metadata__\": {\"format\": \"pt\"},"
         "\"x\": {\"dtype\": \"BF16\", \"shape\": [2, 3], \"data_offsets\": [0, 12]},"
@@ -284,7 +277,6 @@ static void test_damage(void **state)
 
 static void test_write_then_parse(void **state)
 {
-    (void)state;
     struct safetensors_tensor t[] = {
         {.name = "z.weight", .dtype = SAFETENSORS_BF16, .n_dims = 2, .shape = {3, 5}},
         {.name = "empty", .dtype = SAFETENSORS_F32, .n_dims = 2, .shape = {0, 5}},
@@ -323,7 +315,6 @@ static void test_write_then_parse(void **state)
 
 static void test_real_file(void **state)
 {
-    (void)state;
     const char *path = "models/demo/model.safetensors";
     FILE *f = fopen(path, "rb");
     assert_non_null(f);
@@ -350,7 +341,6 @@ static void test_real_file(void **state)
 
 static void test_index(void **state)
 {
-    (void)state;
     const char *good = "{\"metadata\": {\"total_size\": 10}, \"weight_map\": {"
                        "\"b\": \"model-2.safetensors\", \"c\": \"model-1.safetensors\","
                        "\"a\": \"model-2.safetensors\"}}";

@@ -24,7 +24,6 @@ static struct stream *stream;
 
 static int setup(void **state)
 {
-    (void)state;
     assert_int_equal(device_open("cpu", NULL, NULL, &device, NULL), 0);
     assert_int_equal(stream_create(device, STREAM_COMPUTE, &stream, NULL), 0);
     return 0;
@@ -32,7 +31,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     stream_destroy(stream);
     device_close(device);
     return 0;
@@ -123,7 +121,6 @@ static void check_distribution(const float *logits, int n, const struct sample_o
 
 static void test_greedy(void **state)
 {
-    (void)state;
     struct sample_opts o = {.temperature = 0, .top_p = 1};
     const float a[] = {1, 3, 3, 2};
     assert_int_equal(sample_token(a, 4, &o, 0), 1);
@@ -137,7 +134,6 @@ static void test_greedy(void **state)
 
 static void test_hostile_logits(void **state)
 {
-    (void)state;
     struct sample_opts o = {
         .temperature = 1, .top_p = 0.9f, .top_k = 3, .min_p = 0.1f, .seed = 7};
     const float a[] = {0, INFINITY, NAN, INFINITY};
@@ -156,7 +152,6 @@ static void test_hostile_logits(void **state)
 
 static void test_distribution(void **state)
 {
-    (void)state;
     static const struct sample_opts all[] = {
         {.temperature = 1, .top_p = 1, .seed = 1},
         {.temperature = 0.7f, .top_p = 1, .seed = 2},
@@ -182,7 +177,6 @@ static void test_distribution(void **state)
 /* In many small random cases the chosen token is in the judge's set, for all options. */
 static void test_support(void **state)
 {
-    (void)state;
     struct rng r = {9};
     for (int round = 0; round < 3000; round++) {
         int n = 1 + (int)rng_below(&r, 300);
@@ -208,7 +202,6 @@ static void test_support(void **state)
  * and neighbouring seeds show no pattern. */
 static void test_seed_and_position(void **state)
 {
-    (void)state;
     float logits[N];
     for (int i = 0; i < N; i++)
         logits[i] = 0;
@@ -231,7 +224,6 @@ static void test_seed_and_position(void **state)
 /* Compares with fixed results: any change of them changes every user's seeded output. */
 static void test_pinned(void **state)
 {
-    (void)state;
     float logits[N];
     for (int i = 0; i < N; i++)
         logits[i] = (float)i / 16;

@@ -94,7 +94,6 @@ static void check_slot(const struct model_config *c, enum slot s, int n_ranks,
 
 static void each_rank_has_its_rows(void **state)
 {
-    (void)state;
     struct rng r = {7};
     for (int i = 0; config_shape_name(i) != NULL; i++) {
         struct model_config c = {0};
@@ -115,7 +114,6 @@ static void each_rank_has_its_rows(void **state)
 /* The last stage has the head, and the embedding table if that serves as the head. */
 static void each_stage_has_its_slots(void **state)
 {
-    (void)state;
     struct model_config c = {0};
     assert_int_equal(config_shape(&c, "bench-220m", &err), 0);
     for (int tied = 0; tied <= 1; tied++)
@@ -145,7 +143,6 @@ static void each_stage_has_its_slots(void **state)
 /* Each part that cannot be divided is named, and a part that can is not. */
 static void a_model_that_cannot_be_divided_is_refused(void **state)
 {
-    (void)state;
     static const struct {
         int heads, kv_heads, ffn, embd, ranks, stages;
         const char *word; /* NULL: it can be divided */

@@ -128,37 +128,31 @@ static void check_shared(const char *name, const char *device, int n_threads)
 
 static void test_demo_ref(void **state)
 {
-    (void)state;
     check_model("models/demo", "ref", 2, 400, 0); /* ref is too slow for longer prompts */
 }
 
 static void test_demo_cpu(void **state)
 {
-    (void)state;
     check_model("models/demo", "cpu", 2, 600, 1);
 }
 
 static void test_gqa_ref(void **state)
 {
-    (void)state;
     check_shared("models/stories260K", "ref", 1);
 }
 
 static void test_mha_ref(void **state)
 {
-    (void)state;
     check_shared("models/stories260K-mha", "ref", 2);
 }
 
 static void test_gqa_cpu(void **state)
 {
-    (void)state;
     check_shared("models/stories260K", "cpu", 2);
 }
 
 static void test_mha_cpu(void **state)
 {
-    (void)state;
     check_shared("models/stories260K-mha", "cpu", 1);
 }
 

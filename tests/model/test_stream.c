@@ -130,7 +130,6 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
         {"synth:tiny-mha", NULL, OWN_MEMORY},
     };
     char path[PATH_MAX];
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pack(cases[i].model, cases[i].weights, path);
         learn_wanted(path, cases[i].memory);
@@ -156,7 +155,6 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
  * halves of the model differ by at most one or two. Layer 0 is the first to stay. */
 static void resident_layers_are_spread_evenly(void **state)
 {
-    (void)state;
     for (int n_layers = 1; n_layers <= 80; n_layers++)
         for (int n = 0; n <= n_layers; n++) {
             int all = 0, first = 0;
@@ -176,7 +174,6 @@ static void the_next_pass_is_read_ahead(void **state)
 {
     char path[PATH_MAX];
     struct weights_stream_stats s;
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     lab_open(&lab, path, 1, 0, NULL, 0);
     /* what the opening has read is the first measurement of the disk */
@@ -220,7 +217,6 @@ static void expect_same_matrix(const struct device *d, const struct weight *x,
 static void all_layers_may_be_held_at_once(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         const struct layer_weights *lw[4], *again;
         static struct lab all;
@@ -265,7 +261,6 @@ static void copies_from_host_memory_are_counted(void **state)
         int n_resident, n_streamed, first, per_pass;
     } known[] = {{0, 4, 5, 4}, {1, 3, 4, 3}, {2, 2, 2, 0}, {3, 1, 1, 0}};
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     for (int i = 0; i < 4; i++) {
         lab_open(&lab, path, OWN_MEMORY, known[i].n_resident, NULL, 0);
@@ -299,7 +294,6 @@ static void the_layer_needed_last_is_replaced(void **state)
     } known[] = {
         {{0, 3, 0}, 4}, {{0, 3, 1}, 5}, {{0, 1, 0}, 4}, {{3, 0, 3}, 4}, {{1, 2, 3}, 4}};
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         lab_open(&lab, path, OWN_MEMORY, 0, NULL, 0);
@@ -320,7 +314,6 @@ static void the_layer_needed_last_is_replaced(void **state)
 static void a_stop_is_for_all_layers(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         pack("synth:tiny-mha", NULL, path);
         lab_open(&lab, path, memory, 2, NULL, 0);
@@ -344,7 +337,6 @@ static void sizes_are_those_of_the_parts(void **state)
     char path[PATH_MAX];
     struct pack_file f;
     struct err err = {0};
-    (void)state;
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         uint64_t kept = 0, layer = 0;
         if (memory == UNIFIED) /* its layers differ in size */
@@ -382,7 +374,6 @@ static void held_layers_stay_while_others_pass(void **state)
     char path[PATH_MAX];
     int32_t pos[N], seq_row[2] = {0, N};
     struct mat out;
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     lab_open(&lab, path, 1, 0, NULL, 0);
@@ -462,7 +453,6 @@ static void keys_and_values_need_no_stream(void **state)
 {
     static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-gqa", NULL, path);
     for (int i = 0; i < N * MAX_D; i++)
         h[i] = (float)(i % 17) / 17;
@@ -503,7 +493,6 @@ static uint64_t place_in_layer(const char *path, int l)
 static void a_flipped_bit_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     uint64_t at = place_in_layer(path, 3);
@@ -540,7 +529,6 @@ static void flip_byte(const char *path, uint64_t at)
 static void a_damaged_part_ends_the_opening(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
         struct pack_file f;
         struct err err = {0};
@@ -576,7 +564,6 @@ static void a_damaged_part_ends_the_opening(void **state)
 static void a_bad_transfer_is_read_again(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, EVER);
@@ -594,7 +581,6 @@ static void a_bad_transfer_is_read_again(void **state)
 static void a_disk_that_ends_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, EVER);
@@ -614,7 +600,6 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
     int rc;
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     learn_wanted(path, 1);
     open_on_sim(path, 0, (int64_t)100 * 1000000);
@@ -649,7 +634,6 @@ static void a_stop_ends_a_pass_that_waits(void **state)
     char path[PATH_MAX];
     pthread_t thread;
     int rc = 0;
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     open_on_sim(path, 0, EVER);
     io_sim_fault_add(sim,
@@ -673,7 +657,6 @@ static void a_stop_ends_a_pass_that_waits(void **state)
 static void a_disk_that_hangs_does_not_hold_the_closing(void **state)
 {
     char path[PATH_MAX];
-    (void)state;
     pack("synth:tiny-mha", NULL, path);
     open_on_sim(path, 0, EVER);
     assert_int_equal(solo_try(&lab.t, lab.ids, N, NULL, NULL), 0);

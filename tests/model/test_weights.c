@@ -37,7 +37,6 @@ static char dir[TEMPDIR_BYTES]; /* a fresh folder per test */
 
 static int group_setup(void **state)
 {
-    (void)state;
     struct err e;
     return pool_create(2, &pool, &e) || device_open("ref", NULL, pool, &dev, &e) ||
            stream_create(dev, STREAM_COMPUTE, &stream, &e);
@@ -45,7 +44,6 @@ static int group_setup(void **state)
 
 static int group_teardown(void **state)
 {
-    (void)state;
     stream_destroy(stream);
     device_close(dev);
     pool_destroy(pool);
@@ -288,7 +286,6 @@ static void check_written(const char *name, enum dtype t)
 
 static void test_synth_equals_written(void **state)
 {
-    (void)state;
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         check_written("tiny-mha", (enum dtype)t);
         check_written("tiny-gqa", (enum dtype)t);
@@ -297,7 +294,6 @@ static void test_synth_equals_written(void **state)
 
 static void test_writing_refuses(void **state)
 {
-    (void)state;
     struct err e;
     struct model_config c = shape("tiny-mha");
     write_synth("tiny-mha", DTYPE_F32);
@@ -310,7 +306,6 @@ static void test_writing_refuses(void **state)
  * type up to rounding. */
 static void test_synth_values(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct weights a, b;
     load_ok(&a, "synth:tiny-mha", &c, DTYPE_F32);
@@ -349,7 +344,6 @@ static void write_index(const struct image *im, size_t split)
  * and hash. */
 static void test_sharded_and_misaligned(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-gqa");
     struct weights a, b;
     struct image im;
@@ -411,7 +405,6 @@ static void near_q8(const struct weight *exact, const struct weight *q8)
  * everything else is equal, including the hash. */
 static void test_q8(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-gqa");
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         struct weights a, b;
@@ -452,7 +445,6 @@ static double relative_error(const struct weight *exact, const struct weight *he
  * head q8. The reported error of a matrix is its real error. */
 static void test_q4(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-gqa");
     int n_checked = 0;
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
@@ -489,7 +481,6 @@ static void test_q4(void **state)
 
 static void test_q8_refuses(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct weights w;
     struct image im;
@@ -508,7 +499,6 @@ static void test_q8_refuses(void **state)
 /* If one matrix is f32 and the others are bf16, all become f32 with the same values. */
 static void test_mixed_types(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct weights a, b;
     struct image im;
@@ -546,7 +536,6 @@ static void test_mixed_types(void **state)
 /* The tensors that each family lists have together the family's number of parameters. */
 static void test_lists_count_parameters(void **state)
 {
-    (void)state;
     for (int i = 0; config_shape_name(i) != NULL; i++) {
         struct model_config c = shape(config_shape_name(i));
         struct tensor_list l;
@@ -564,7 +553,6 @@ static void test_lists_count_parameters(void **state)
 /* Falcon's interleaved rows of Q, K and V, checked against the definition of the layout. */
 static void test_grouped_qkv(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-gqa");
     c.family = FAMILY_FALCON;
     c.mlp_gated = false;
@@ -614,7 +602,6 @@ static void refused(const struct model_config *c, int code, const char *a, const
 
 static void test_missing_files(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     refused(&c, -ENOENT, "model.safetensors", "converted");
     FILE *f = fopen(at("model.safetensors.index.json"), "w");
@@ -632,7 +619,6 @@ static void test_missing_files(void **state)
 
 static void test_tensors_that_do_not_fit(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct image im;
     write_synth("tiny-mha", DTYPE_F32);
@@ -664,7 +650,6 @@ static void test_tensors_that_do_not_fit(void **state)
  * download. */
 static void test_quantized_folders_are_named(void **state)
 {
-    (void)state;
     static const struct {
         const char *tensor, *kind;
     } cases[] = {
@@ -692,7 +677,6 @@ static void test_quantized_folders_are_named(void **state)
 
 static void test_wrong_layer_count(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     write_synth("tiny-mha", DTYPE_F32);
     c.n_layers--;
@@ -706,7 +690,6 @@ static void test_wrong_layer_count(void **state)
 
 static void test_tied_head(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct image im;
     struct weights w;
@@ -736,7 +719,6 @@ static void truncate_to(const char *path, long keep, long grow)
 
 static void test_damaged_files(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     char *path = at("model.safetensors");
     write_synth("tiny-mha", DTYPE_F32);
@@ -764,7 +746,6 @@ static void write_raw(const char *header)
 
 static void test_hostile_headers(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     write_raw("{\"a\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},"
               "\"b\":{\"dtype\":\"F32\",\"shape\":[12],\"data_offsets\":[16,64]}}");
@@ -781,7 +762,6 @@ static void test_hostile_headers(void **state)
 /* Any bytes in the header give an error with a message, or weights; never a crash. */
 static void test_random_damage(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-mha");
     struct rng r = {2024};
     char *path = at("model.safetensors"), *bytes;
@@ -831,7 +811,6 @@ static size_t count_files(void)
 /* A write that fails in the middle leaves nothing behind. */
 static void test_disk_full(void **state)
 {
-    (void)state;
     struct model_config c = shape("tiny-gqa");
     struct rlimit old, small;
     struct err e;
@@ -872,7 +851,6 @@ static int measure_peak(const struct model_config *c)
 /* While a model loads, no weight is in memory twice, as it is in the file and packed. */
 static void test_peak_memory(void **state)
 {
-    (void)state;
 #ifdef __SANITIZE_ADDRESS__
     print_message("skipped: the sanitizer's own memory is counted\n");
     skip();
@@ -898,7 +876,6 @@ static void test_peak_memory(void **state)
  * that device's matrices are computed. */
 static void tables_have_the_types_of_their_rows(void **state)
 {
-    (void)state;
     static const struct {
         enum dtype held, table;
     } cases[] = {{DTYPE_F32, DTYPE_F32}, {DTYPE_BF16, DTYPE_BF16},
@@ -920,7 +897,6 @@ static void tables_have_the_types_of_their_rows(void **state)
 
 static void formats_have_names(void **state)
 {
-    (void)state;
     static const struct {
         enum weights_held held;
         const char *name;

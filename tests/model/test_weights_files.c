@@ -35,7 +35,6 @@ static struct tensor_list list;   /* its tensors */
 
 static int group_setup(void **state)
 {
-    (void)state;
     if (config_shape(&shape, "tiny-mha", NULL) != 0)
         return -1;
     tensor_list_make(&list, &shape);
@@ -45,7 +44,6 @@ static int group_setup(void **state)
 
 static int group_teardown(void **state)
 {
-    (void)state;
     tensor_list_free(&list);
     stream_destroy(stream);
     device_close(dev);
@@ -193,7 +191,6 @@ static void expect_hash_of_synth(void)
 /* A checkpoint of the base model has its tensors' names without the prefix. */
 static void test_names_without_their_prefix(void **state)
 {
-    (void)state;
     put_tensors(SINGLE, 0, list.n, &(struct change){.skip = 6});
     expect_hash_of_synth();
     put_tensors(SINGLE, 0, list.n, &(struct change){.skip = 5});
@@ -204,7 +201,6 @@ static void test_names_without_their_prefix(void **state)
 /* Only rotations, which the program computes itself, may be ignored. */
 static void test_tensors_that_are_ignored(void **state)
 {
-    (void)state;
     static const char *const ignored[] = {
         "a.rotary_emb.inv_freq", "a.rotary_emb.cos_cached", "a.rotary_emb.sin_cached",
         "a.attn.masked_bias",    "a.self_attn.masked_bias", ".rotary_emb.inv_freq"};
@@ -227,7 +223,6 @@ static void test_tensors_that_are_ignored(void **state)
 
 static void test_shards(void **state)
 {
-    (void)state;
     char index[512];
     snprintf(index, sizeof index,
              "{\"weight_map\": {\"%s\": \"a.safetensors\", \"%s\": \"b.safetensors\"}}",
@@ -264,7 +259,6 @@ static void test_shards(void **state)
 
 static void test_short_files(void **state)
 {
-    (void)state;
     put_text(SINGLE, "1234567");
     refuse(ERR_FORMAT, "truncated: 7 bytes, a safetensors file begins with 8");
     put_text(SINGLE, "12345678");
@@ -276,7 +270,6 @@ static void test_short_files(void **state)
 
 static void test_shapes_in_messages(void **state)
 {
-    (void)state;
     put_tensors(SINGLE, 0, list.n, &(struct change){0});
     shape.vocab_size++;
     refuse(ERR_MISMATCH, "tensor 'model.embed_tokens.weight' has shape [512, 64], "
@@ -309,7 +302,6 @@ static void expect_hash(const char *source, const struct model_config *c, enum d
  * state is lost. */
 static void test_hashes_stay_the_same(void **state)
 {
-    (void)state;
     static const struct {
         const char *source;
         enum dtype dtype;
@@ -361,7 +353,6 @@ static const char *logged(void)
 
 static void test_values_that_are_no_numbers_are_named(void **state)
 {
-    (void)state;
     static const char norm[] = "model.layers.1.input_layernorm.weight",
                       down[] = "model.layers.2.mlp.down_proj.weight";
     put_tensors(SINGLE, 0, list.n, &(struct change){0});
@@ -381,7 +372,6 @@ static void test_values_that_are_no_numbers_are_named(void **state)
 
 static void test_small_formats_refuse_them(void **state)
 {
-    (void)state;
     static const struct {
         enum weights_held held;
         const char *message;
@@ -423,7 +413,6 @@ static bool is_in_use(const char *name)
 /* After loading, no file is open or mapped: what happens to it changes nothing. */
 static void test_files_are_closed_after_loading(void **state)
 {
-    (void)state;
     char index[256];
     struct weights w;
     struct err e;
@@ -442,7 +431,6 @@ static void test_files_are_closed_after_loading(void **state)
 /* Progress is shown from the first byte to the last one, also if loading fails. */
 static void test_progress_counts_the_bytes_of_all_tensors(void **state)
 {
-    (void)state;
     struct weights w;
     struct err e;
     uint64_t bytes = 0;
@@ -469,7 +457,6 @@ static void test_progress_counts_the_bytes_of_all_tensors(void **state)
 /* Loading a part of the model, to examine it, shows no progress and warns of no bad values. */
 static void test_a_part_is_loaded_in_silence(void **state)
 {
-    (void)state;
     static const char norm[] = "model.layers.1.input_layernorm.weight";
     struct weights w;
     struct err e = {0};

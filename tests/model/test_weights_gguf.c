@@ -59,7 +59,6 @@ enum { N = sizeof all / sizeof all[0] };
 
 static void test_a_description_lists_every_tensor(void **state)
 {
-    (void)state;
     struct weights_info info;
     struct err e = {0};
     struct made_file f = {
@@ -97,7 +96,6 @@ static void test_a_description_lists_every_tensor(void **state)
 
 static void test_every_tensor_is_needed_in_its_shape(void **state)
 {
-    (void)state;
     for (int i = 1; i < N; i++) {
         char message[256];
         uint64_t rows = (uint64_t)all[i].rows, cols = (uint64_t)all[i].cols;
@@ -131,7 +129,6 @@ static void test_every_tensor_is_needed_in_its_shape(void **state)
 
 static void test_types_and_other_tensors(void **state)
 {
-    (void)state;
     enum { I16 = 25 };
     const struct gguf_type *t = gguf_type(I16);
     assert_true(t != NULL && t->decode == NULL);

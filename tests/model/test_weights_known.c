@@ -133,7 +133,6 @@ static int begin(void **state)
 
 static void a_file_is_hashed_once(void **state)
 {
-    (void)state;
     struct sha256 first, second;
     ahead_s = -60; /* a change in the same tick of the clock would not show */
     assert_true(load(&first) > 40000 * 256);
@@ -147,7 +146,6 @@ static void a_file_is_hashed_once(void **state)
 /* The format that "auto" measures is remembered with the hash of the weights, and that is said. */
 static void a_format_is_measured_once(void **state)
 {
-    (void)state;
     ahead_s = 10;
     for (int i = 0; i < 3; i++) {
         struct solo t;
@@ -167,7 +165,6 @@ static void a_format_is_measured_once(void **state)
 
 static void a_file_that_changed_is_hashed_again(void **state)
 {
-    (void)state;
     struct sha256 first, second;
     struct stat st;
     ahead_s = 10;
@@ -186,7 +183,6 @@ static void a_file_that_changed_is_hashed_again(void **state)
 
 static void a_damaged_line_is_ignored(void **state)
 {
-    (void)state;
     struct sha256 first, second;
     char *text;
     size_t n;
@@ -207,7 +203,6 @@ static void a_damaged_line_is_ignored(void **state)
 
 static void a_file_that_is_cut_or_rewritten_is_refused(void **state)
 {
-    (void)state;
     static const char *const message[] = {
         [CUT] = "m.gguf: the file was cut while tensor '",
         [REWRITTEN] = "m.gguf: the file changed while it was read: start again"};
@@ -283,7 +278,6 @@ static void begin_images(void)
 
 static void a_second_start_maps_the_image(void **state)
 {
-    (void)state;
     begin_images();
     assert_true(load_imaged(logits));
     assert_memory_equal(logits, first_logits, sizeof logits);
@@ -297,7 +291,6 @@ static void a_second_start_maps_the_image(void **state)
 
 static void a_damaged_image_is_made_anew(void **state)
 {
-    (void)state;
     begin_images();
     const off_t places[] = {9, 4096 + 3, 3 << 20, -1};
     for (int i = 0; i < 5; i++) {
@@ -324,6 +317,20 @@ static void a_damaged_image_is_made_anew(void **state)
     assert_false(load_imaged(logits));
 }
 
+/* A process maps 16 images at most. One more is left as it is, and its weights are read. */
+static void images_beyond_the_sixteenth_stay(void **state)
+{
+    static struct solo t[17];
+    begin_images();
+    for (int i = 0; i < 17; i++) {
+        open_imaged(&t[i]);
+        assert_int_equal(t[i].m->w.is_mapped, i < 16);
+    }
+    for (int i = 0; i < 17; i++)
+        solo_close(&t[i]);
+    assert_true(load_imaged(logits));
+}
+
 static volatile sig_atomic_t n_other;
 static sigjmp_buf back;
 
@@ -338,7 +345,6 @@ static void on_other(int sig)
  * signal of another mapping reaches the handler that was there before. */
 static void a_mapped_image_that_changes_is_noticed(void **state)
 {
-    (void)state;
     begin_images();
     signal(SIGBUS, on_other);
     for (int i = 0; i < 2; i++) {
@@ -380,7 +386,6 @@ static void a_mapped_image_that_changes_is_noticed(void **state)
 /* Images take at most a quarter of the room; the ones used longest ago make way. */
 static void old_images_make_way(void **state)
 {
-    (void)state;
     char old[sizeof image];
     begin_images();
     memcpy(old, image, sizeof old);
@@ -409,6 +414,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_second_start_maps_the_image, begin, tempdir_end),
         cmocka_unit_test_setup_teardown(a_damaged_image_is_made_anew, begin, tempdir_end),
         cmocka_unit_test_setup_teardown(a_mapped_image_that_changes_is_noticed, begin,
+                                        tempdir_end),
+        cmocka_unit_test_setup_teardown(images_beyond_the_sixteenth_stay, begin,
                                         tempdir_end),
         cmocka_unit_test_setup_teardown(old_images_make_way, begin, tempdir_end),
     };

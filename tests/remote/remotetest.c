@@ -120,7 +120,6 @@ struct remote_fetched rt_fetch(struct rt_server *s, int n)
 int rt_begin(void **state)
 {
     struct names names;
-    (void)state;
     alarm(300);
     names_init(&names, NULL);
     st_keys(&rt_context, RT_CHUNKS, rt_keys);

@@ -167,7 +167,6 @@ static void node_stop(struct node *s)
 
 static int start(void **state)
 {
-    (void)state;
     first_slot = 0;
     for (int i = 0; i < NODES; i++) {
         atomic_store(&moved[i], -1);
@@ -179,7 +178,6 @@ static int start(void **state)
 
 static int stop(void **state)
 {
-    (void)state;
     for (int i = 0; i < NODES; i++)
         node_stop(&nodes[i]);
     return 0;
@@ -255,7 +253,6 @@ static int n_got(int node)
 
 static void a_command_goes_to_the_owner_of_its_key(void **state)
 {
-    (void)state;
     /* So many commands at once that the list of sent commands grows, and wraps round its end. */
     enum { N = 300, AT_ONCE = 130 };
     char key[16];
@@ -278,7 +275,6 @@ static void a_command_goes_to_the_owner_of_its_key(void **state)
 
 static void a_stream_is_asked_for_by_its_name(void **state)
 {
-    (void)state;
     struct redis_answer a = {0};
     struct err err = {0};
     seeds.n = 0;
@@ -294,7 +290,6 @@ static void a_stream_is_asked_for_by_its_name(void **state)
 
 static void each_server_can_be_told_something(void **state)
 {
-    (void)state;
     const struct redis_arg who = REDIS_TEXT("WHO");
     struct redis_answer a = {0};
     struct err err = {0};
@@ -316,7 +311,6 @@ static void each_server_can_be_told_something(void **state)
  * it redirects in turn. */
 static void the_first_server_is_followed(void **state)
 {
-    (void)state;
     for (int for_good = 0; for_good < 2; for_good++) {
         seeds.n = 0;
         struct cluster *c = open_at(0);
@@ -341,7 +335,6 @@ static void the_first_server_is_followed(void **state)
  * the new owner at once. */
 static void a_move_is_remembered(void **state)
 {
-    (void)state;
     seeds.n = 0;
     struct cluster *c = open_at(0);
     const char *key = key_of_node(1), *other = key_of_node(0);
@@ -365,7 +358,6 @@ static void a_move_is_remembered(void **state)
  * to the old owner again. */
 static void an_ask_is_not_remembered(void **state)
 {
-    (void)state;
     seeds.n = 0;
     struct cluster *c = open_at(0);
     const char *key = key_of_node(1);
@@ -385,7 +377,6 @@ static void an_ask_is_not_remembered(void **state)
 
 static void a_new_server_is_followed(void **state)
 {
-    (void)state;
     seeds.n = 0;
     struct cluster *c = open_at(0);
     const char *key = key_of_node(1);
@@ -408,7 +399,6 @@ static void a_new_server_is_followed(void **state)
 
 static void redirections_have_an_end(void **state)
 {
-    (void)state;
     struct redis_answer a = {0};
     struct err err = {0};
     seeds.n = 0;
@@ -426,7 +416,6 @@ static void redirections_have_an_end(void **state)
 /* The limit of five redirections is for each command separately. */
 static void redirections_are_counted_for_each_command(void **state)
 {
-    (void)state;
     seeds.n = 0;
     struct cluster *c = open_at(0);
     const char *key = key_of_node(1);
@@ -440,7 +429,6 @@ static void redirections_are_counted_for_each_command(void **state)
 
 static void a_slot_may_have_no_server(void **state)
 {
-    (void)state;
     char want[80];
     struct err err = {0};
     const char *key = key_of_node(0);
@@ -460,7 +448,6 @@ static void a_slot_may_have_no_server(void **state)
  * first. */
 static void any_server_can_name_the_others(void **state)
 {
-    (void)state;
     struct cluster *c;
     struct err err = {0};
     seeds.n = 0;
@@ -479,7 +466,6 @@ static void any_server_can_name_the_others(void **state)
 
 static void every_master_must_answer(void **state)
 {
-    (void)state;
     struct cluster *c;
     struct err err = {0};
     char want[80];
@@ -493,7 +479,6 @@ static void every_master_must_answer(void **state)
 
 static void commands_may_be_in_flight_at_the_end(void **state)
 {
-    (void)state;
     seeds.n = 0;
     struct cluster *c = open_at(0);
     for (int i = 0; i < 70; i++)

@@ -16,7 +16,6 @@ static void come_back(void **state)
 {
     static const int sizes[] = {0, 1, 7, ERASURE_MAX_KEYS};
     struct sha256 *keys = calloc(ERASURE_MAX_KEYS, sizeof *keys);
-    (void)state;
     for (int i = 0; i < ERASURE_MAX_KEYS; i++)
         put_u32(keys[i].b, (uint32_t)i + 1);
     for (int i = 0; i < 12; i++) {
@@ -48,7 +47,6 @@ static void nothing_else_does(void **state)
     struct err err = {0};
     size_t n = erasure_bytes(3);
     uint8_t *bytes = malloc(n);
-    (void)state;
     erasure_encode(&in, bytes);
     for (size_t i = 0; i < 8 * n; i++) {
         bytes[i / 8] ^= (uint8_t)(1u << i % 8);
@@ -73,7 +71,6 @@ static void counts_are_bounded(void **state)
     struct erasure in = {.server = 1}, out = {.keys = room};
     struct err err = {0};
     uint8_t bytes[64];
-    (void)state;
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         size_t n = erasure_bytes(0);
         erasure_encode(&in, bytes);
@@ -89,7 +86,6 @@ static void kinds_are_bounded(void **state)
 {
     struct erasure in = {.server = 1}, out = {.keys = room};
     uint8_t bytes[64];
-    (void)state;
     size_t n = erasure_bytes(0);
     assert_int_equal(n, 48);
     for (uint64_t kind = 0; kind < 5; kind++) {

@@ -119,7 +119,6 @@ static void answers_of_every_kind(void **state)
         "$5\r\nab\0cd\r\n:-42\r\n$-1\r\n-ERR no "
         "such\r\n+OK\r\n*2\r\n$1\r\n7\r\n*3\r\n$2\r\nk1"
         "\r\n$0\r\n\r\n$2\r\nk3\r\n$1\r\nz\r\n*2\r\n:-7\r\n*1\r\n:12\r\n";
-    (void)state;
     for (size_t step = 1; step < sizeof text; step += step < 20 ? 1 : 17) {
         struct peer p;
         struct redis_answer a = {0};
@@ -169,7 +168,6 @@ static void large_strings(void **state)
     static const int sizes[KINDS] = {65536, 3, 65535, LARGEST, 65537, 100000};
     static char text[1 << 20];
     size_t n = 0;
-    (void)state;
     for (int i = 0; i < KINDS; i++) {
         n += (size_t)sprintf(text + n, "$%d\r\n", sizes[i]);
         for (int b = 0; b < sizes[i]; b++)
@@ -214,7 +212,6 @@ static void behind_a_large_string_few_bytes_are_received(void **state)
     enum { N = 65536 };
     static char text[2 * N + 64];
     size_t n = 0;
-    (void)state;
     for (int i = 0; i < 2; i++) {
         n += (size_t)sprintf(text + n, "$%d\r\n", N);
         memset(text + n, 'a' + i, N);
@@ -245,7 +242,6 @@ static void the_largest_string_comes_in_two_parts(void **state)
 {
     enum { LARGEST = 1000 };
     static const size_t held[] = {0, 1, 2, 3, LARGEST + 2, LARGEST + 4};
-    (void)state;
     for (size_t i = 0; i < 2 * sizeof held / sizeof held[0]; i++) {
         int size = LARGEST + (int)(i % 2);
         char text[LARGEST + 64];
@@ -284,7 +280,6 @@ static void a_large_string_has_an_end(void **state)
     struct peer p;
     struct redis_answer a = {0};
     struct err err = {0};
-    (void)state;
     int n = sprintf(text, "$%d\r\n", N);
     memset(text + n, 'x', N + 2);
     struct redis *r = meet(&p, text, (size_t)n + N + 2, 5000, true, N);
@@ -309,7 +304,6 @@ static void lies_are_errors(void **state)
         {"*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n*1\r\n", ERR_FORMAT},
         {"", -EPIPE},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct peer p;
         struct redis_answer a = {0};
@@ -328,7 +322,6 @@ static void sizes_are_bounded(void **state)
 {
     enum { N = 100000 };
     static char large[N + 64], list[N + 64];
-    (void)state;
     int n_large = snprintf(large, sizeof large, "$%d\r\n", N), n_list = 0;
     memset(large + n_large, 'x', N);
     n_list = snprintf(list, sizeof list, "*99999999\r\n");
@@ -354,7 +347,6 @@ static void a_list_without_an_end_ends(void **state)
     enum { N = 600000 };
     static const char *const items[] = {":1\r\n", "$-1\r\n", "*0\r\n"};
     static char list[N + 64];
-    (void)state;
     for (size_t i = 0; i < sizeof items / sizeof items[0]; i++) {
         struct peer p;
         struct redis_answer a = {0};
@@ -375,7 +367,6 @@ static void drips_end(void **state)
     struct peer p;
     struct redis_answer a = {0};
     struct err err = {0};
-    (void)state;
     struct redis *r = meet(&p, "+a", 2, 2, true, 100000);
     /* set before the command, because the peer reads it when the command comes */
     atomic_store(&p.drips, true);
@@ -393,7 +384,6 @@ static void refusals_are_printable(void **state)
     struct peer p;
     struct redis_answer a = {0};
     struct err err = {0};
-    (void)state;
     struct redis *r = meet(&p, text, sizeof text - 1, 1000, true, 1000);
     assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
     assert_int_equal(a.kind, REDIS_REFUSED);
@@ -456,7 +446,6 @@ static int greet(struct greeter *g, const char *form, const char *answer, struct
 /* A connection begins with what the URL asks for, and ends with a PING. */
 static void a_connection_begins_with_a_greeting(void **state)
 {
-    (void)state;
 #define PING   "*1\r\n$4\r\nPING\r\n"
 #define AUTH_P "*2\r\n$4\r\nAUTH\r\n$3\r\npwd\r\n"
     static const struct {
@@ -508,7 +497,6 @@ static void *sender_main(void *arg)
 /* Large arguments are sent at once, and small ones with the next flush. */
 static void arguments_of_any_size_are_sent(void **state)
 {
-    (void)state;
     static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct remote_url url;
@@ -558,7 +546,6 @@ static void silence_at_the_greeting_ends(void **state)
     struct remote_url url;
     struct redis *r = NULL;
     struct err err = {0};
-    (void)state;
     int listener = socket(AF_INET, SOCK_STREAM, 0);
     assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(listener, 1), 0);
@@ -577,7 +564,6 @@ static void silence_ends(void **state)
     struct peer p;
     struct redis_answer a = {0};
     struct err err = {0};
-    (void)state;
     struct redis *r = meet(&p, "$5\r\nab", 6, 6, true, 1000);
     assert_int_equal(redis_ask(r, get, 2, SECOND / 20, &a, &err), -ETIMEDOUT);
     redis_answer_deinit(&a);
@@ -592,7 +578,6 @@ static void a_stop_ends_a_wait(void **state)
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t n_a = sizeof a;
     char byte;
-    (void)state;
     int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(1, 0);
     assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(listener, 1), 0);
@@ -617,7 +602,6 @@ static void a_stop_ends_a_flood(void **state)
     socklen_t n_a = sizeof a;
     char byte;
     size_t n_sent = 0;
-    (void)state;
     int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(0, 0);
     assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
     assert_int_equal(listen(listener, 1), 0);
@@ -656,7 +640,6 @@ static void a_closed_connection_raises_no_signal(void **state)
     int pair[2];
     size_t n_sent = 0;
     short events;
-    (void)state;
     sigaction(SIGPIPE, &count, &before);
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
     close(pair[1]);

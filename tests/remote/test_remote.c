@@ -180,7 +180,6 @@ static void flip(struct fake_redis *f)
  * it again. */
 static void a_wrong_value_is_removed(void **state)
 {
-    (void)state;
     static const char *const texts[] = {"checksum", "it has another key"};
     for (int i = 0; i < 2; i++) {
         struct fake_redis *f = fake_redis_start();
@@ -338,7 +337,6 @@ static void many_offers_are_settled(void **state)
 /* A process that ends at once still writes what it has offered. */
 static void offers_are_written_before_the_end(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
     rt_open(&a, f);
@@ -397,7 +395,6 @@ static void a_chunk_that_ends_connections_is_dropped(void **state)
 /* While the remote cannot be reached, nothing is fetched and no request waits. */
 static void a_remote_that_is_gone_rests(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
     char why[200], url[64];
@@ -441,7 +438,6 @@ static struct remote_fetch *begin(struct rt_server *s, struct rt_waiter *w)
  * when the request ends. Later the same chunks are fetched. */
 static void a_fetch_is_given_up(void **state)
 {
-    (void)state;
     static const struct {
         enum fake_trouble trouble;
         enum remote_miss why;
@@ -591,7 +587,6 @@ static void a_dear_remote_is_not_asked_for_chunks(void **state)
 
 static void names_and_options(void **state)
 {
-    (void)state;
     static const char *const misses[REMOTE_MISSES] = {
         "none", "absent", "other_key", "resting", "silent",
         "slow", "failed", "wrong",     "store",   "cancelled"};

@@ -35,7 +35,6 @@ static void erase(struct rt_server *s, int first, int n)
  * server. For a while they are not fetched, even if another server writes them again. */
 static void an_erasure_reaches_every_server(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
     char why[200];
@@ -100,7 +99,6 @@ static void an_erasure_reaches_every_server(void **state)
  * their owner. */
 static void an_owners_chunks_are_found_and_erased(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
     struct st_ctx salted = {.base = 3, .own = 3, .salt = "tenant"};
@@ -144,7 +142,6 @@ static void an_owners_chunks_are_found_and_erased(void **state)
 /* An erasure has at most 1,024 keys, so a larger one is several entries. */
 static void a_large_erasure_is_several_entries(void **state)
 {
-    (void)state;
     enum { MANY = ERASURE_MAX_KEYS + 3 };
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -175,7 +172,6 @@ static void a_large_erasure_is_several_entries(void **state)
  * stay, and may be fetched again. */
 static void an_erased_text_is_gone_everywhere(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
     struct store_erased gone = {0};
@@ -211,7 +207,6 @@ static void an_erased_text_is_gone_everywhere(void **state)
  * erased here and in the Redis, and is not fetched again. */
 static void a_continuation_of_an_erased_text_is_banned(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
     struct sha256 text[3] = {rt_keys[0], rt_keys[1]};
@@ -247,7 +242,6 @@ static void a_continuation_of_an_erased_text_is_banned(void **state)
  * not erased, so that one stays. The other chain is erased all the same. */
 static void a_chunk_that_is_continued_here_stays(void **state)
 {
-    (void)state;
     static const struct st_ctx other = {.base = 8, .own = 9};
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -274,7 +268,6 @@ static void a_chunk_that_is_continued_here_stays(void **state)
  * that has not read the erasure may write them again. */
 static void a_new_server_bans_what_was_erased_lately(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
     uint8_t entry[200];
@@ -374,7 +367,6 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
  * the server reads it from the beginning. */
 static void a_server_catches_up(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES];
     struct fake_redis *f = fake_redis_start();
     struct rt_server b = {0};
@@ -446,7 +438,6 @@ static void a_server_catches_up(void **state)
  * server has reported lately. */
 static void an_empty_store_skips_the_stream(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
     char now[64], lately[64], old[64];

@@ -17,7 +17,6 @@ static enum remote_choice choose(const struct remote_view *v, const struct remot
 
 static void silence_is_a_share_of_recomputing(void **state)
 {
-    (void)state;
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
     double again_s;
@@ -30,7 +29,6 @@ static void silence_is_a_share_of_recomputing(void **state)
 
 static void short_silences_are_scheduling(void **state)
 {
-    (void)state;
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10, .recompute_s = 0.01, .silent_s = 0.02};
     double again_s;
@@ -41,7 +39,6 @@ static void short_silences_are_scheduling(void **state)
 
 static void a_forced_plan_waits_but_not_for_ever(void **state)
 {
-    (void)state;
     const struct remote_pace dear = {.latency_s = 1, .bytes_per_s = 1};
     struct remote_view v = {
         .most_s = 10, .silent_s = 9, .left_bytes = 1000000, .elapsed_s = 100};
@@ -57,7 +54,6 @@ static void a_forced_plan_waits_but_not_for_ever(void **state)
 
 static void a_dear_fetch_does_not_begin(void **state)
 {
-    (void)state;
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 600000};
     double again_s;
@@ -73,7 +69,6 @@ static void a_dear_fetch_does_not_begin(void **state)
 /* Fetched chunks are then restored from the local store. This time counts as part of the fetch. */
 static void the_restore_after_a_fetch_counts(void **state)
 {
-    (void)state;
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {
         .most_s = 10, .recompute_s = 1.0, .left_bytes = 600000, .restore_s = 0.09};
@@ -90,7 +85,6 @@ static void the_restore_after_a_fetch_counts(void **state)
  * whole context is expensive. */
 static void the_rest_of_a_context_has_its_own_price(void **state)
 {
-    (void)state;
     /* the cost is linear in the tokens */
     assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9);
     /* the cost grows with the square of the length */
@@ -106,7 +100,6 @@ static void the_rest_of_a_context_has_its_own_price(void **state)
  * needs a replay, so the part saves nothing. */
 static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
 {
-    (void)state;
     assert_true(remote_replay_s(50, 4, -8, 16) == 50);
     assert_true(remote_replay_s(50, 4, -1, 16) == 50);
     assert_true(remote_replay_s(50, 4, 0, 16) == 4);
@@ -116,7 +109,6 @@ static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
 
 static void a_fetch_that_crawls_is_left(void **state)
 {
-    (void)state;
     const struct remote_pace p = {.latency_s = 1e-3, .bytes_per_s = 1e9};
     struct remote_view v = {.most_s = 10,
                             .recompute_s = 1.0,
@@ -137,7 +129,6 @@ static void a_fetch_that_crawls_is_left(void **state)
  * of a slow remote. */
 static void a_short_transfer_has_time_to_show_its_pace(void **state)
 {
-    (void)state;
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10,
                             .recompute_s = 0.05,
@@ -153,7 +144,6 @@ static void a_short_transfer_has_time_to_show_its_pace(void **state)
 /* Only another transfer can show that a slow remote has become fast again. */
 static void a_dear_remote_is_tried_again(void **state)
 {
-    (void)state;
     struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 800000};
     double again_s;
@@ -170,7 +160,6 @@ static void a_dear_remote_is_tried_again(void **state)
 
 static void the_pace_follows_what_fetches_took(void **state)
 {
-    (void)state;
     struct remote_pace p = {0};
     assert_true(remote_pace_price_s(&p, 1000) == 0); /* the price is not known yet */
     remote_pace_learn(&p, 0.5, 1000, 1.0);
@@ -185,7 +174,6 @@ static void the_pace_follows_what_fetches_took(void **state)
 
 static void rests_double_to_a_bound_and_differ(void **state)
 {
-    (void)state;
     for (int n = 1; n < 40; n++) {
         double whole = BACKOFF_FIRST_S * pow(2, n - 1);
         whole = whole < BACKOFF_MOST_S ? whole : BACKOFF_MOST_S;

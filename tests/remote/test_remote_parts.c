@@ -27,7 +27,6 @@ static struct remote *r;
 
 static int make(void **state)
 {
-    (void)state;
     r = xcalloc(1, sizeof *r);
     pthread_mutex_init(&r->lock, NULL);
     clock_cond_init(&r->for_reader);
@@ -46,7 +45,6 @@ static int make(void **state)
 
 static int destroy(void **state)
 {
-    (void)state;
     pthread_mutex_destroy(&r->lock);
     pthread_cond_destroy(&r->for_reader);
     pthread_cond_destroy(&r->for_writer);
@@ -70,7 +68,6 @@ static struct sha256 key_of(int i)
 /* The queue is a ring. What it has no room for is dropped and counted. */
 static void offers_wait_in_a_ring(void **state)
 {
-    (void)state;
     struct sha256 a = key_of(1), b = key_of(2), c = key_of(3);
     r->first_offer = MAX_OFFERS - 1;
     remote_offer(r, &a, 7);
@@ -98,7 +95,6 @@ static void offers_wait_in_a_ring(void **state)
 
 static void leases_are_bounded(void **state)
 {
-    (void)state;
     for (int i = 0; i < MAX_LEASES + 2; i++) {
         struct sha256 k = key_of(i);
         remote_lease_add(r, &k, (uint32_t)i);
@@ -113,7 +109,6 @@ static void leases_are_bounded(void **state)
  * 45 s. */
 static void a_chunk_lives_for_a_bounded_time(void **state)
 {
-    (void)state;
     static const uint32_t own[][2] = {
         {0, 1000}, {1, 1}, {999, 999}, {1000, 1000}, {1001, 1000}};
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++)
@@ -130,7 +125,6 @@ static void a_chunk_lives_for_a_bounded_time(void **state)
  * An erasure is published at once. */
 static void the_stream_is_read_in_time(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t n_leases, n_offers;
         int64_t every_ns;
@@ -166,7 +160,6 @@ static bool may_store(int i, uint64_t owner)
  * erased text may be the beginning of other texts. */
 static void erased_chunks_are_banned_for_a_minute(void **state)
 {
-    (void)state;
     struct sha256 keys[3] = {key_of(0), key_of(1), key_of(2)};
     int64_t before = clock_now_ns();
     assert_true(may_store(0, 5));
@@ -203,7 +196,6 @@ static void erased_chunks_are_banned_for_a_minute(void **state)
 /* If more is erased in a minute than the rings hold, nothing at all is stored for a minute. */
 static void too_many_bans_ban_all(void **state)
 {
-    (void)state;
     struct sha256 *keys = xcalloc(MAX_BANS, sizeof *keys);
     for (int i = 0; i < MAX_BANS; i++)
         keys[i] = key_of(i);
@@ -238,7 +230,6 @@ static void too_many_bans_ban_all(void **state)
  * remote is up. */
 static void a_failed_link_rests(void **state)
 {
-    (void)state;
     struct err err = {.code = -EPIPE, .msg = "broken"};
     r->stats.is_up = true;
     for (int n = 1; n <= 3; n++) {
@@ -279,7 +270,6 @@ static void a_failed_link_rests(void **state)
 /* A link is opened when its rest is over. */
 static void a_link_is_opened_when_it_has_rested(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct err err = {0};
     struct link *l = &r->read_link;
@@ -313,7 +303,6 @@ static void a_link_is_opened_when_it_has_rested(void **state)
  * writer's link says nothing. */
 static void a_change_of_state_is_said_once(void **state)
 {
-    (void)state;
     struct fake_redis *f = fake_redis_start();
     struct err err = {.code = -EPIPE, .msg = "broken"}, other = {.msg = "no route"};
     static const char down[] = "hcache: warning: the remote redis://h is not used until it "
@@ -351,7 +340,6 @@ static void a_change_of_state_is_said_once(void **state)
  * good as none. A server whose store is empty needs none. */
 static void a_position_is_read_if_it_is_sound(void **state)
 {
-    (void)state;
     static const struct {
         const char *text;
         bool is_sound;
@@ -404,7 +392,6 @@ static void a_position_is_read_if_it_is_sound(void **state)
 
 static void fetches_begin_only_with_a_sound_remote(void **state)
 {
-    (void)state;
     static const struct {
         bool is_up, may_fetch;
         int n_erasing;
@@ -465,7 +452,6 @@ static void fetches_begin_only_with_a_sound_remote(void **state)
 
 static void statistics_count_what_waits(void **state)
 {
-    (void)state;
     struct remote_stats st;
     struct published second = {.next = NULL}, first = {.next = &second};
     memset(&st, 7, sizeof st);
@@ -499,7 +485,6 @@ static void statistics_count_what_waits(void **state)
 /* A wait ends after its time. */
 static void a_wait_has_an_end(void **state)
 {
-    (void)state;
     int64_t t0 = clock_now_ns();
     pthread_mutex_lock(&r->lock);
     remote_wait(r, &r->for_reader, 2000000);

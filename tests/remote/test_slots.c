@@ -20,7 +20,6 @@ static int slot(const char *key)
 /* Slots as given by redis-cli's CLUSTER KEYSLOT (Redis 7.0.15). */
 static void keys_have_slots(void **state)
 {
-    (void)state;
     assert_int_equal(slot("123456789"), 0x31c3);
     assert_int_equal(slot("foo"), 12182);
     assert_int_equal(slot(""), 0);
@@ -49,7 +48,6 @@ static void a_list_of_nodes(void **state)
                             LINE("g", "::1:7007@17007", "master", "");
     struct slots *s = malloc(sizeof *s);
     struct err err = {0};
-    (void)state;
     if (slots_parse(text, sizeof text - 1, &self, false, s, &err) != 0)
         fail_msg("%s", err.msg);
     /* servers without slots are left out: they may have just left */
@@ -109,7 +107,6 @@ static void bad_lists(void **state)
         {LINE("a", "10.0.0.1:1", "master", " 99999999999999"), SLOTS_BAD},
     };
     struct slots *s = malloc(sizeof *s);
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct err err = {0};
         const char *text = cases[i].text;
@@ -143,7 +140,6 @@ static void forms_of_a_line(void **state)
          "fe80::1", 9},
     };
     struct slots *s = malloc(sizeof *s);
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         for (int by_name = 0; by_name < 2; by_name++) {
             struct err err = {0};
@@ -164,7 +160,6 @@ static void forms_of_a_line(void **state)
 static void hosts_are_bounded(void **state)
 {
     struct slots *s = malloc(sizeof *s);
-    (void)state;
     for (int n = 254; n <= 256; n++) {
         for (int by_name = 0; by_name < 2; by_name++) {
             char host[300], text[700];
@@ -192,7 +187,6 @@ static void too_many_masters(void **state)
     struct slots *s = malloc(sizeof *s);
     struct err err = {0};
     size_t n = 0, n_fits = 0;
-    (void)state;
     for (int i = 0; i <= SLOTS_MAX_NODES; i++) {
         n_fits = n;
         n += (size_t)sprintf(text + n, "x 10.0.0.1:%d@1 master - 0 0 0 connected %d\n",
@@ -224,7 +218,6 @@ static void redirections(void **state)
                                          "ASKING 1 h:1",
                                          "CLUSTERDOWN The cluster is down"};
     struct redirection r;
-    (void)state;
     assert_true(redirects("MOVED 3999 127.0.0.1:6381", &r));
     assert_true(r.is_for_good && r.slot == 3999 && r.to.port == 6381);
     assert_string_equal(r.to.host, "127.0.0.1");
@@ -243,7 +236,6 @@ static void nodes_are_known_once(void **state)
 {
     struct slots *s = calloc(1, sizeof *s);
     struct slots_node a = {"h", 1}, b = {"h", 2}, c = {"i", 1};
-    (void)state;
     assert_int_equal(slots_node_index(s, &a), 0);
     assert_int_equal(slots_node_index(s, &b), 1);
     assert_int_equal(slots_node_index(s, &c), 2);

@@ -55,7 +55,6 @@ static void certify(const char *name, const char *names)
 
 static int prepare(void **state)
 {
-    (void)state;
     alarm(300);
     tempdir_make(dir, "tls");
     certify("good", "IP:127.0.0.1");
@@ -66,7 +65,6 @@ static int prepare(void **state)
 
 static int clean(void **state)
 {
-    (void)state;
     tempdir_remove(dir);
     return 0;
 }
@@ -75,7 +73,6 @@ static int clean(void **state)
 
 static void files_are_checked(void **state)
 {
-    (void)state;
     const char *pem = in_dir("good.pem"), *key = in_dir("good.key");
     const char *no = "/no/such/file", *other = in_dir("other.key");
     const struct {
@@ -188,7 +185,6 @@ static int connect_as(struct wire *w, const struct server *s, const char *host,
  * address that is asked for. */
 static void a_server_proves_its_identity(void **state)
 {
-    (void)state;
     static const struct {
         const char *certificate, *host, *ca;
         int rc;
@@ -233,7 +229,6 @@ static void leave_an_error(void)
 /* Large lines fill the socket in both directions. */
 static void bytes_go_both_ways(void **state)
 {
-    (void)state;
     enum { LINE = 12000, LINES = 30 };
     struct wire w;
     struct tls *t = NULL;
@@ -270,7 +265,6 @@ static void bytes_go_both_ways(void **state)
 /* Old versions of TLS are refused, and so is a peer that does not speak TLS. */
 static void other_protocols_are_refused(void **state)
 {
-    (void)state;
     struct wire w;
     struct tls *t = NULL;
     struct err err = {0};

@@ -42,7 +42,6 @@ static void understood(void **state)
          {"h", "fF\n\xff", "\t\x90\xaf\xfa", 6379, 0, false},
          "redis://h:6379/0"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct remote_url u;
         struct err err = {0};
@@ -108,7 +107,6 @@ static void refused(void **state)
                  {"redis://u:secret%@h", USER},
                  {"redis://u:secret%00@h", USER},
                  {"redis://u%zz:secret@h", USER}};
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct remote_url u;
         struct err err = {0};
@@ -127,7 +125,6 @@ static void refused(void **state)
 /* A host, a user and a password may have 255 characters. An escape counts as one. */
 static void lengths_are_bounded(void **state)
 {
-    (void)state;
     static const char *const forms[] = {"redis://%s", "redis://[%s]", "redis://%s:p@h",
                                         "redis://u:%s@h"};
     for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
@@ -158,7 +155,6 @@ static void a_chunk_has_one_name(void **state)
 {
     struct sha256 a = {.b = {1, 2}}, b = {.b = {1, 3}};
     char x[NAME_BYTES], y[NAME_BYTES];
-    (void)state;
     struct names plain, sealed;
     names_init(&plain, NULL);
     names_init(&sealed, a.b);

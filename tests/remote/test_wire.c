@@ -91,7 +91,6 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
  * Look-ups that hang are bounded in number. */
 static void a_name_has_the_same_deadline(void **state)
 {
-    (void)state;
     struct wire w;
     struct err err = {0};
     int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
@@ -129,7 +128,6 @@ static void a_name_has_the_same_deadline(void **state)
  * call may block. */
 static void a_connection_is_set_up(void **state)
 {
-    (void)state;
     struct wire w;
     struct err err = {0};
     int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
@@ -150,7 +148,6 @@ static void a_connection_is_set_up(void **state)
 /* A process whose standard input is closed gets descriptor 0 for its connection. */
 static void the_first_descriptor_is_closed(void **state)
 {
-    (void)state;
     struct wire w;
     struct stat st;
     int port, listener = listen_on(&port), own = dup(STDIN_FILENO);
@@ -170,7 +167,6 @@ static void the_first_descriptor_is_closed(void **state)
 
 static void a_failure_says_what_failed(void **state)
 {
-    (void)state;
     static const char long_label[] = "no-such-host-whose-name-has-a-label-of-more-than-"
                                      "sixty-three-characters.example";
     struct wire w;
@@ -191,7 +187,6 @@ static void a_failure_says_what_failed(void **state)
 
 static void a_process_without_descriptors_cannot_connect(void **state)
 {
-    (void)state;
     struct wire w;
     struct err err = {0};
     struct rlimit before, none;
@@ -208,7 +203,6 @@ static void a_process_without_descriptors_cannot_connect(void **state)
 /* A name may have several addresses: each is tried. */
 static void every_address_of_a_name_is_tried(void **state)
 {
-    (void)state;
     struct wire w;
     struct err err = {0};
     int port, listener = listen_on(&port);
@@ -246,7 +240,6 @@ static void *drain_main(void *arg)
  * was. */
 static void a_full_socket_is_waited_for(void **state)
 {
-    (void)state;
     int pair[2];
     pthread_t thread;
     struct err err = {0};
@@ -276,7 +269,6 @@ static void a_full_socket_is_waited_for(void **state)
 
 static void what_comes_later_is_waited_for(void **state)
 {
-    (void)state;
     int pair[2];
     char text[8] = "";
     struct err err = {0};
@@ -309,7 +301,6 @@ static void what_comes_later_is_waited_for(void **state)
 /* The stop descriptor ends a wait at once, and also a call that would not have to wait. */
 static void a_stop_has_its_own_code(void **state)
 {
-    (void)state;
     int pair[2], stop = eventfd(0, EFD_CLOEXEC);
     char byte;
     size_t n_sent = 0;
@@ -331,7 +322,6 @@ static void a_stop_has_its_own_code(void **state)
 /* Closing a connection over TLS frees the session, once. */
 static void a_session_is_closed_with_its_connection(void **state)
 {
-    (void)state;
     struct tls *tls = NULL;
     struct err err = {0};
     int pair[2];

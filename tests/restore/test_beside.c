@@ -14,7 +14,6 @@ enum { MS = 1000 * 1000 };
 
 static void restores_earn_three_percent_of_a_pass(void **state)
 {
-    (void)state;
     struct beside_credit c = {0};
     assert_false(beside_may_work(&c));
     beside_earn(&c, 100 * MS, 0);
@@ -27,7 +26,6 @@ static void restores_earn_three_percent_of_a_pass(void **state)
 
 static void unused_credit_is_lost(void **state)
 {
-    (void)state;
     struct beside_credit c = {0};
     for (int i = 0; i < 1000; i++)
         beside_earn(&c, 100 * MS, 0);
@@ -39,7 +37,6 @@ static void unused_credit_is_lost(void **state)
 
 static void later_steps_pay_for_a_long_item(void **state)
 {
-    (void)state;
     struct beside_credit c = {0};
     beside_earn(&c, 100 * MS, 0);
     /* leaves a debt of 7 ms: two steps repay 6, the third leaves a credit of 2 */
@@ -55,7 +52,6 @@ static void later_steps_pay_for_a_long_item(void **state)
 /* Whatever items of work cost, restores get at most their share of the passes plus one item. */
 static void restores_never_exceed_their_share(void **state)
 {
-    (void)state;
     struct rng r = {1};
     struct beside_credit c = {0};
     double passes = 0, paid = 0, longest = 0;
@@ -80,7 +76,6 @@ static void restores_never_exceed_their_share(void **state)
  * computes. A pass that waited less frees only the time that it waited. */
 static void time_in_which_weights_are_read_is_free(void **state)
 {
-    (void)state;
     struct beside_credit c = {0};
     assert_int_equal(beside_free_ns(3000LL * MS, 400 * MS), 400 * MS);
     assert_int_equal(beside_free_ns(10 * MS, 400 * MS), 10 * MS);
@@ -92,7 +87,6 @@ static void time_in_which_weights_are_read_is_free(void **state)
 
 static void alone_a_step_restores_for_a_while(void **state)
 {
-    (void)state;
     assert_int_equal(beside_alone_ns(0), 20 * MS);
     assert_int_equal(beside_alone_ns(20 * MS - 1), 20 * MS);
     assert_int_equal(beside_alone_ns(70 * MS), 70 * MS);
@@ -102,7 +96,6 @@ static void alone_a_step_restores_for_a_while(void **state)
  * its length, so a prompt counts on 1.5 of the 2.5 parts of a step. */
 static void plans_count_on_the_shares(void **state)
 {
-    (void)state;
     struct plan_request q = {0};
     beside_slow(&q);
     assert_true(fabs(q.comp_slow - 100.0 / 3) < 1e-9);
@@ -111,7 +104,6 @@ static void plans_count_on_the_shares(void **state)
 
 static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 {
-    (void)state;
     struct beside_speed s = {0};
     beside_learn(&s, 4, 4, 60 * MS); /* the step has only decodes */
     assert_true(s.decode_ns == 60.0 * MS && s.row_ns == 0);
@@ -130,7 +122,6 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
 
 static void prompts_stretch_a_step(void **state)
 {
-    (void)state;
     /* Prompts may add 1.5 times the 60 ms of a decode step: 36 rows of 2.5 ms. */
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 2.5e6}), 36);
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 20e6}), BESIDE_LEAST_ROWS);
@@ -141,7 +132,6 @@ static void prompts_stretch_a_step(void **state)
 /* Rows of a fused restore count as rows of the step, and as rows of prompts. */
 static void fused_rows_are_left_over(void **state)
 {
-    (void)state;
     assert_int_equal(beside_rows_left(512, 36, 4, 4), 36);
     /* 26 of the 36 rows of prompts are used */
     assert_int_equal(beside_rows_left(512, 36, 4, 30), 10);
@@ -154,7 +144,6 @@ static void fused_rows_are_left_over(void **state)
  * new tokens get the step's remaining rows in each of its layers. */
 static void few_new_tokens_are_not_fused_beside_decodes(void **state)
 {
-    (void)state;
     assert_int_equal(beside_fused_rows(63, 36, 4), 0);
     assert_int_equal(beside_fused_rows(64, 36, 4), 144);
     assert_int_equal(beside_fused_rows(500, 1, 4), 4);

@@ -285,7 +285,6 @@ static void world_main(void *arg)
 
 static void nothing_erased_stays_and_nothing_read_changes(void **state)
 {
-    (void)state;
     struct world w = {0};
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
         struct err err = {0};

@@ -23,7 +23,6 @@ static double factor(const struct platform_correction *c)
 
 static void converges(void **state)
 {
-    (void)state;
     struct rng r = {.s = 1};
     for (int t = 0; t < 1000; t++) {
         double truth = exp2(uniform(&r, -2.9, 2.9));
@@ -46,7 +45,6 @@ static void converges(void **state)
  * noise. */
 static void a_check_counts_large_misses_by_half(void **state)
 {
-    (void)state;
     const struct {
         double sample_s, log2, spread_log2;
     } cases[] = {
@@ -71,7 +69,6 @@ static void a_check_counts_large_misses_by_half(void **state)
 
 static void is_bounded(void **state)
 {
-    (void)state;
     struct rng r = {.s = 2};
     struct platform_correction c = {0};
     for (int i = 0; i < 100000; i++) {
@@ -87,7 +84,6 @@ static void is_bounded(void **state)
  * only K and V do not show this error; later prompts correct it. */
 static void prefill_ends_a_wrong_belief_about_compute(void **state)
 {
-    (void)state;
     static const double truths[] = {1.0 / 6, 1.0 / 3, 3, 6};
     for (int i = 0; i < 4; i++) {
         struct platform p;
@@ -104,7 +100,6 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
 /* Restores measure projections better than prefill does. So prefill corrects only large errors. */
 static void prefill_teaches_large_misses_only(void **state)
 {
-    (void)state;
     struct platform p;
     platform_init(&p);
     correction_learn_prefill(&p, 1, 1.49);
@@ -122,7 +117,6 @@ static void prefill_teaches_large_misses_only(void **state)
 /* With 10 % noise, every tenth restore takes a hundred times or a hundredth as long. */
 static void outliers_do_not_count(void **state)
 {
-    (void)state;
     struct rng r = {.s = 3};
     int n_off = 0;
     enum { N = 100000 };
@@ -147,7 +141,6 @@ static void outliers_do_not_count(void **state)
  * many observations the correction has seen before. */
 static void three_surprises_are_a_change(void **state)
 {
-    (void)state;
     struct platform_correction c = {0};
     for (int i = 0; i < 1000; i++)
         correction_observe(&c, 0.1, 0.1);
@@ -167,7 +160,6 @@ static void three_surprises_are_a_change(void **state)
 
 static void nonsense_is_ignored(void **state)
 {
-    (void)state;
     static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY};
     struct platform_correction c = {.log2 = 0.5, .n_observed = 7}, before = c;
     for (int i = 0; i < 5; i++) {
@@ -211,7 +203,6 @@ static void plan_kv(struct platform *p, struct plan_layer *layer, struct plan_re
  * DRAM take no time, so they tell nothing either. */
 static void a_bus_teaches_nothing(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -232,7 +223,6 @@ static void a_bus_teaches_nothing(void **state)
  * corrections and the start that were learned. */
 static void a_prediction_is_of_the_restore_alone(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -267,7 +257,6 @@ static void a_prediction_is_of_the_restore_alone(void **state)
 /* The lesser kind of compute counts as predicted. The rest is the time of the other kind. */
 static void the_lesser_kind_is_taken_as_believed(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         struct platform p = {0};
         p.kv_correction.log2 = i == 0 ? 0 : 1;
@@ -289,7 +278,6 @@ static void the_lesser_kind_is_taken_as_believed(void **state)
  * smaller than x for an x like 4e9, so the reads were taken for those of a slower bus. */
 static void any_bandwidth_is_taught(void **state)
 {
-    (void)state;
     struct rng r = {.s = 5};
     for (int i = 0; i < 1000; i++) {
         struct platform p = {0};
@@ -306,7 +294,6 @@ static void any_bandwidth_is_taught(void **state)
 /* Threads that wake up late lengthen short restores. Later predictions include this delay. */
 static void short_restores_teach_the_start(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -338,7 +325,6 @@ static void short_restores_teach_the_start(void **state)
  * has waited at most 0.1 ms for its start. */
 static void long_restores_shorten_the_start(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -355,7 +341,6 @@ static void long_restores_shorten_the_start(void **state)
 /* The latency of the disk was measured while other programs used it. Now it is 0.1 ms. */
 static void a_latency_of_a_busy_disk_is_corrected(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -382,7 +367,6 @@ static void a_latency_of_a_busy_disk_is_corrected(void **state)
  * these pauses. They do not for a short restore, whose pauses are its start, nor beside decodes. */
 static void pauses_are_predicted(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -421,7 +405,6 @@ static void pauses_are_predicted(void **state)
  */
 static void a_mixture_with_longer_pauses_gives_way(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -465,7 +448,6 @@ static void a_mixture_with_longer_pauses_gives_way(void **state)
  * the wake-up of threads. */
 static void a_short_restore_teaches_that_compute_is_faster(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -487,7 +469,6 @@ static void a_short_restore_teaches_that_compute_is_faster(void **state)
  * would make predictions too slow for contexts that have KV in all chunks. */
 static void parts_without_kv_teach_gemm(void **state)
 {
-    (void)state;
     uint8_t masks[2][12];
     struct plan_range ranges[16];
     struct platform p = {0};
@@ -525,7 +506,6 @@ static void parts_without_kv_teach_gemm(void **state)
  * Then the speed is wrong, and not the cost of splits, which cannot be negative. */
 static void short_runs_correct_a_speed_that_is_too_slow(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;
@@ -556,7 +536,6 @@ static void teach_mixed(struct platform *p, double slow, int n_splits)
  * twice as long, and both learn it. A small miss may come from either kind, so it teaches none. */
 static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
 {
-    (void)state;
     struct platform p = {0};
     teach_mixed(&p, 1.4, 0);
     assert_true(p.gemm_correction.n_observed == 0 && p.kv_correction.n_observed == 0);
@@ -573,7 +552,6 @@ static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
  * taught nothing, their predictions would stay wrong by a factor of 1.4. */
 static void a_context_in_parts_teaches_both_kinds(void **state)
 {
-    (void)state;
     struct platform p = {0};
     teach_mixed(&p, 1.4, 30);
     assert_true(fabs(factor(&p.gemm_correction) - 1.4) < 0.03);
@@ -585,7 +563,6 @@ static void a_context_in_parts_teaches_both_kinds(void **state)
  * costs. */
 static void learns_the_machine(void **state)
 {
-    (void)state;
     struct rng r = {.s = 4};
     for (int t = 0; t < 300; t++) {
         struct platform believed = {0}, real = {0};
@@ -631,7 +608,6 @@ static void learns_the_machine(void **state)
  * their predictions make these beliefs fade, until a plan uses loading and the disk again. */
 static void a_belief_that_nothing_tests_fades(void **state)
 {
-    (void)state;
     for (int disk = 0; disk < 2; disk++) {
         struct platform p = {0};
         struct plan_layer layer[12];
@@ -668,7 +644,6 @@ static void a_belief_that_nothing_tests_fades(void **state)
 /* The platform's text contains the corrections, so they survive a restart. */
 static void is_kept(void **state)
 {
-    (void)state;
     struct platform p = {0}, q;
     struct plan_layer layer[12];
     struct plan_request req;
@@ -688,7 +663,6 @@ static void is_kept(void **state)
  * machine and teaches nothing. */
 static void only_whole_restores_that_ran_alone_teach(void **state)
 {
-    (void)state;
     struct correction_observed o = {
         .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
     assert_true(correction_is_of_machine(&o, true));
@@ -704,7 +678,6 @@ static void only_whole_restores_that_ran_alone_teach(void **state)
 /* The predicted time of a restore beside decodes is not exact, so the restore teaches nothing. */
 static void a_slowed_restore_teaches_nothing(void **state)
 {
-    (void)state;
     struct platform p = {0};
     struct plan_layer layer[12];
     struct plan_request req;

@@ -89,7 +89,6 @@ static int draw_requests(struct rng *r, struct sched_limits *l, struct sched_req
 
 static void the_scheduler_decides_as_before(void **state)
 {
-    (void)state;
     static const char verdicts[] = "-RAPT";
     struct textbuf b = {0};
     for (int t = 0; t < 300; t++) {
@@ -132,7 +131,6 @@ static struct hybrid_machine draw_machine(struct rng *r)
 
 static void blocks_get_their_types_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 120; t++) {
         struct rng r = {4000 + (uint64_t)t};
@@ -172,7 +170,6 @@ static void blocks_get_their_types_as_before(void **state)
 
 static void requests_join_minibatches_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 120; t++) {
         struct rng r = {6000 + (uint64_t)t};
@@ -214,7 +211,6 @@ static void tell_factor(struct textbuf *b, const char *name,
 /* Restores of all kinds teach a platform, short ones and long ones, and prompts between them. */
 static void restores_teach_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 24; t++) {
         struct rng r = {8000 + (uint64_t)t};
@@ -262,7 +258,6 @@ static void restores_teach_as_before(void **state)
 /* Least squares of one to three terms, some of which only a negative coefficient would fit. */
 static void curves_fit_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 60; t++) {
         struct rng r = {300 + (uint64_t)t};
@@ -288,7 +283,6 @@ static void curves_fit_as_before(void **state)
 /* Items of four classes, of which one is used at fixed gaps, one once, and two at random ones. */
 static void content_teaches_as_before(void **state)
 {
-    (void)state;
     enum { ITEMS = 2500, STEPS = 36000 };
     struct textbuf b = {0};
     struct placement_learn *l = xcalloc(1, sizeof *l);
@@ -350,7 +344,6 @@ static void content_teaches_as_before(void **state)
 
 static void stalls_and_remotes_are_judged_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 160; t++) {
         struct rng r = {12000 + (uint64_t)t};
@@ -435,7 +428,6 @@ static void draw_prompts(struct rng *r)
 
 static void prompts_are_ordered_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 60; t++) {
         struct rng r = {900 + (uint64_t)t};
@@ -466,7 +458,6 @@ static void prompts_are_ordered_as_before(void **state)
 /* Keys are numbers here: a chunk's key stands for all tokens up to its end. */
 static void leaders_are_found_as_before(void **state)
 {
-    (void)state;
     enum { CHUNKS = PROMPT_TOKENS / LEAD_CHUNK_TOKENS };
     struct textbuf b = {0};
     for (int t = 0; t < 60; t++) {
@@ -503,7 +494,6 @@ static void leaders_are_found_as_before(void **state)
 
 static void waits_are_known_as_before(void **state)
 {
-    (void)state;
     enum { PLACES = 16, WAITS = 12, IDS = 9 };
     struct placement_upcoming place[PLACES] = {{0}};
     struct placement_wait wait[WAITS] = {{0}};
@@ -594,7 +584,6 @@ static void draw_platform(struct rng *r, struct platform *p)
 
 static void platforms_cost_as_before(void **state)
 {
-    (void)state;
     struct textbuf b = {0};
     for (int t = 0; t < 10; t++) {
         struct rng r = {77 + (uint64_t)t};
@@ -650,7 +639,6 @@ static void platforms_cost_as_before(void **state)
  * several devices. */
 static void builtin_platforms_are_as_before(void **state)
 {
-    (void)state;
     static const char *const machines[] = {"a100", "a30", "4090", "l20", "h800", "a100x4"};
     static const char *const stores[] = {"dram", "1ssd", "2ssd", "3ssd", "4ssd"};
     static const struct platform_shape shapes[] = {

@@ -37,7 +37,6 @@ static struct platform machine(void)
 
 static void the_tier_is_added_once(void **state)
 {
-    (void)state;
     struct platform p = machine();
     struct err err = {0};
     assert_int_equal(dram_tier(&p), 1);
@@ -92,7 +91,6 @@ static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
  * last. */
 static void a_mixed_context_waits_for_its_disk_part(void **state)
 {
-    (void)state;
     struct platform p = machine();
     (void)dram_tier(&p);
     double all = mixed_s(&p, 0, 4096), none = mixed_s(&p, 4096, 0);
@@ -197,7 +195,6 @@ static double mean_gain(const char *save, double *most)
  * one kind per layer, which leaves no choice. */
 static void a_letter_for_each_tier_pays(void **state)
 {
-    (void)state;
     double most;
     double both = mean_gain("both", &most);
     printf("both kinds saved: mean gain %.2f %%, most %.1f %%\n", both * 100, most * 100);
@@ -209,7 +206,6 @@ static void a_letter_for_each_tier_pays(void **state)
 
 static void a_fast_disk_is_not_read_ahead_from(void **state)
 {
-    (void)state;
     struct platform p = machine();
     assert_true(dram_tier_gains(&p, 2048, 1, 0));
     p.tier[0].bytes_per_s = 1e12; /* reading is so fast that compute is the bottleneck */
@@ -222,7 +218,6 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
  * others. */
 static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
 {
-    (void)state;
     struct platform p = machine();
     double load_s = LAYERS * platform_io_s(&p, 0, 2048, RECORD_KV);
     assert_true(dram_tier_gains(&p, 2048, 1, load_s / 4));
@@ -235,7 +230,6 @@ static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
  * be more than a part of the time in DRAM and the price together. */
 static void the_gain_is_that_of_the_best_kinds(void **state)
 {
-    (void)state;
     /* the seconds per token of projecting, loading and computing: each kind is best in turn */
     static const double costs[][3] = {
         {2e-6, 1e-7, 1e-5}, {1e-8, 1e-7, 1e-5}, {5e-7, 5e-7, 1e-6}, {1e-7, 3e-6, 1e-6}};
@@ -263,7 +257,6 @@ static void the_gain_is_that_of_the_best_kinds(void **state)
  * gains nothing. */
 static void a_long_prompt_hides_its_load(void **state)
 {
-    (void)state;
     struct platform p = machine();
     double load_s = platform_io_s(&p, 0, 2048, RECORD_HIDDEN);
     assert_true(platform_prefill_s(&p, 2048, 64) < load_s);

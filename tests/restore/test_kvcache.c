@@ -20,14 +20,12 @@ static struct kv_pool *pool;
 
 static int setup(void **state)
 {
-    (void)state;
     return device_open("ref", NULL, NULL, &device, NULL) ||
            kv_pool_create(device, &opts, &pool, NULL);
 }
 
 static int teardown(void **state)
 {
-    (void)state;
     kv_pool_destroy(pool);
     device_close(device);
     return 0;
@@ -35,7 +33,6 @@ static int teardown(void **state)
 
 static void test_sizes(void **state)
 {
-    (void)state;
     assert_int_equal(kv_pool_free_blocks(pool), 16);
     struct kv_layer a = kv_pool_layer(pool, 0), b = kv_pool_layer(pool, 2);
     assert_int_equal(b.blocks - a.blocks, 2 * 2 * 64 * 2 * 8 * 2);
@@ -47,7 +44,6 @@ static void test_sizes(void **state)
 /* A pool beyond the address space is refused. */
 static void test_no_memory(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     struct kv_pool *p = NULL;
     struct err err = {0};
@@ -61,7 +57,6 @@ static void test_no_memory(void **state)
 
 static void test_reserve_and_cut(void **state)
 {
-    (void)state;
     struct kv_table t = {0};
     assert_int_equal(kv_table_reserve(pool, &t, 0, NULL), 0);
     assert_int_equal(t.n_blocks, 0);
@@ -104,7 +99,6 @@ static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
 /* A table that has the room asked for keeps its memory. */
 static void test_room_is_kept(void **state)
 {
-    (void)state;
     struct kv_table t = {0};
     assert_true(kv_table_try_prepare(&t, 3));
     assert_int_equal(t.cap_blocks, 3);
@@ -119,7 +113,6 @@ static void test_room_is_kept(void **state)
 
 static void test_random_walk(void **state)
 {
-    (void)state;
     enum { N = 5 };
     struct kv_table t[N] = {{0}};
     struct rng rng = {7};
@@ -226,7 +219,6 @@ static void compute(struct fake_seq *s, int n)
  * equal computed ones, and no block is in two places. */
 static void test_reuse(void **state)
 {
-    (void)state;
     static struct fake_seq s[N_SEQS];
     struct rng rng = {11};
     struct kv_pool_opts o = opts;
@@ -270,7 +262,6 @@ static void test_reuse(void **state)
 /* The least recently used block is evicted first, and a chain's head not before its tail. */
 static void test_eviction_order(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t tokens[2][4 * 64];
     struct kv_table t = {0};
@@ -345,7 +336,6 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
 /* A block that no other request can find is not marked as saved. */
 static void test_only_known_blocks_are_marked_saved(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t tokens[3 * 64];
     struct kv_table t = {0};
@@ -364,7 +354,6 @@ static void test_only_known_blocks_are_marked_saved(void **state)
 
 static void test_an_erasure_unmarks_saved_blocks(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t tokens[3 * 64];
     struct kv_table t = {0}, u = {0};
@@ -395,7 +384,6 @@ static void test_an_erasure_unmarks_saved_blocks(void **state)
 
 static void test_a_waiting_request_keeps_its_blocks(void **state)
 {
-    (void)state;
     int other;
     assert_int_equal(left_of_the_upcoming(PLACEMENT_LRU, 3, &other), 1);
     assert_int_equal(other, 4);
@@ -436,7 +424,6 @@ static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
 
 static void test_a_hint_keeps_blocks(void **state)
 {
-    (void)state;
     assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 0), 1);
     assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 3600 * KV_TIME_PER_S), 4);
     assert_int_equal(left_of_the_hinted(PLACEMENT_LRU, 3600 * KV_TIME_PER_S), 1);
@@ -445,7 +432,6 @@ static void test_a_hint_keeps_blocks(void **state)
 /* Under every policy a chain loses its tail before its head, and all blocks can be taken. */
 static void test_every_policy_evicts_leaves(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     o.keep = true;
     o.n_blocks = 16;
@@ -494,7 +480,6 @@ static int known_of_tail(const int32_t *tokens, int n_full)
  * sequence's first block and for a block after a full one. */
 static void test_a_growing_block_is_known_anew(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t tokens[192];
     struct kv_table t = {0};
@@ -524,7 +509,6 @@ static void test_a_growing_block_is_known_anew(void **state)
  * whatever the table has taken of it. */
 static void test_where_tokens_differ(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t known[4 * 64], tokens[4 * 64];
     struct kv_table t = {0}, u = {0};
@@ -577,7 +561,6 @@ static void count_changes(int *count, int n_names)
  * happen between two reports, neither is reported. */
 static void test_names_come_and_go_with_their_blocks(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t tokens[3][4 * 64];
     struct kv_table t = {0};
@@ -619,7 +602,6 @@ static void test_names_come_and_go_with_their_blocks(void **state)
  * four others have come and gone. */
 static void test_uses_age(void **state)
 {
-    (void)state;
     struct kv_pool_opts o = opts;
     int32_t often[64], other[64];
     struct kv_table t = {0};
@@ -692,7 +674,6 @@ static int left_of_the_shared(enum placement_kind policy, uint64_t step, bool no
  * needed `step` turns earlier. A request that has ended protects nothing. */
 static void test_turns_decide(void **state)
 {
-    (void)state;
     int other;
     assert_int_equal(left_of_the_shared(PLACEMENT_OURS, 0, false, &other), 1);
     assert_int_equal(other, 4);
@@ -773,7 +754,6 @@ static void blocks_lie_on_their_stages(int n_stages)
 
 static void test_stages(void **state)
 {
-    (void)state;
     for (int n_stages = 1; n_stages <= 3; n_stages++)
         blocks_lie_on_their_stages(n_stages);
 }

@@ -35,7 +35,6 @@ static void life(void *arg)
 
 static void every_allocation_fails(void **state)
 {
-    (void)state;
     life_before_restart = memtest_stop;
     for (uint64_t seed = 1; seed <= 3; seed++)
         memtest_walk("a short life", life, &seed, 40);

@@ -23,7 +23,7 @@
 
 /* Two sizes of a test. FEW_LIVES reach every kind of trouble. MANY_LIVES also reach direct reads
  * that are abandoned because the disk does not answer. */
-enum { FEW_LIVES = 60, MANY_LIVES = 2000 };
+enum { FEW_LIVES = 80, MANY_LIVES = 2000 };
 
 static enum state_bug bug;
 
@@ -120,7 +120,6 @@ static void assert_reached(const struct life_counts *c)
 
 static void nothing_is_violated(void **state)
 {
-    (void)state;
     struct life_counts c = {0};
     const char *path = getenv("HCACHE_CAMPAIGN_OUT");
     uint64_t one = env_number("HCACHE_LIFE", 0), n = env_number("HCACHE_LIVES", FEW_LIVES);
@@ -156,7 +155,6 @@ static void nothing_is_violated(void **state)
  * The device's checksum of the record that never came condemned a good chunk. */
 static void old_findings_stay_mended(void **state)
 {
-    (void)state;
     static const uint64_t seeds[] = {1071, 1109, 1702, 2541, 3079, 4294, 4752, 5715, 5894};
     static const uint64_t staged[] = {100248, 103264, 109133};
     struct life_counts c = {0};
@@ -171,7 +169,6 @@ static void old_findings_stay_mended(void **state)
 /* A seed determines the interleaving: a second run equals the first. */
 static void a_seed_repeats_itself(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct life_counts a = {0}, b = {0};
         life_run(seed, LIFE_DRAWN, &a);
@@ -214,7 +211,6 @@ static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t from)
 /* The lives find each of the known bugs. */
 static void known_bugs_are_found(void **state)
 {
-    (void)state;
     static const struct {
         const char *name;
         unsigned trouble;

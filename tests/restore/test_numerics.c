@@ -71,7 +71,6 @@ static void check(const char *device, const char *isa, const char *version)
 
 static void ref_has_its_golden_bits(void **state)
 {
-    (void)state;
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
@@ -79,7 +78,6 @@ static void ref_has_its_golden_bits(void **state)
  * then use AMX or VNNI, AVX-512, AVX2 and portable kernels. */
 static void cpu_has_its_golden_bits_in_every_isa(void **state)
 {
-    (void)state;
     static const char *const isas[] = {NULL, "avx512", "avx2", "portable"};
     char best[64] = "";
     int n = 0;
@@ -119,7 +117,6 @@ static void expect(const char *golden, const char *now, const char *want)
 /* Two backends have different digests; otherwise a digest would not detect changed bits. */
 static void changed_bits_are_told(void **state)
 {
-    (void)state;
     static const char *const table = "versions: backend 1, model 1\n"
                                      "a bf16 q8 end 11\n"
                                      "b f32 checkpoint decode 22\n";

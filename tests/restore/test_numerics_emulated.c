@@ -45,19 +45,16 @@ static void check(const char *math, const struct numerics_run *runs, const char 
 
 static void exact_has_its_golden_bits(void **state)
 {
-    (void)state;
     check("exact", exact_runs, "cuda-exact");
 }
 
 static void fixed_has_its_golden_bits(void **state)
 {
-    (void)state;
     check("fixed", fixed_runs, "cuda-fixed");
 }
 
 static void fast_has_its_golden_bits(void **state)
 {
-    (void)state;
     check("fast", fast_runs, "cuda-fast");
 }
 

@@ -56,7 +56,6 @@ static void expect_error(struct plan_request *q, const char *mode, int code,
 
 static void test_table_3(void **state)
 {
-    (void)state;
     struct plan_request q = request("a100-4ssd", LLAMA_7B, 1024, 0);
     make(&q, "paper");
     assert_int_equal(plan.n_h, 31);
@@ -85,7 +84,6 @@ static void test_table_3(void **state)
  * which the platforms know only the tile. */
 static void test_section_6_3_2(void **state)
 {
-    (void)state;
     struct plan_request q = request("a100-1ssd", LLAMA_13B, 1024, 0);
     make(&q, "paper");
     assert_int_equal(plan.n_h, 31);
@@ -104,7 +102,6 @@ static void test_section_6_3_2(void **state)
  * of long histories recompute no layers. */
 static void test_long_history_recomputes_less(void **state)
 {
-    (void)state;
     struct plan_request q = request("a100-1ssd", LLAMA_7B, 1024, 0);
     make(&q, "auto");
     int r = plan.n_r;
@@ -118,7 +115,6 @@ static void test_long_history_recomputes_less(void **state)
 
 static void test_gqa(void **state)
 {
-    (void)state;
     struct plan_request q = request("a100-1ssd", LLAMA3_8B, 4096, 0);
     make(&q, "auto");
     assert_int_equal(plan.n_h, 0);
@@ -155,7 +151,6 @@ static const struct plan_layer plain = {.io_h_s = 1,
 
 static void test_costs_of_forced_plans(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     make(&q, "recompute"); /* three whole layers and a projection */
     assert_true(fabs(plan.predicted_s - 19) < 1e-12);
@@ -183,7 +178,6 @@ static void test_costs_of_forced_plans(void **state)
 
 static void test_latency_head_and_prefill(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     const double p[4] = {2, 2, 2, 2};
     q.io_latency_s = 0.5;
@@ -201,7 +195,6 @@ static void test_latency_head_and_prefill(void **state)
 
 static void test_overlap_slows(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     /* both lanes share one core, so each slows the other by 2 */
     q.io_overlap = q.comp_overlap = 2;
@@ -211,7 +204,6 @@ static void test_overlap_slows(void **state)
 
 static void test_auto_uses_what_is_there(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(6, plain);
     layer[4].has_kv = false;
     layer[5].has_h = false;
@@ -228,7 +220,6 @@ static void test_auto_uses_what_is_there(void **state)
 
 static void test_truncated_context(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     for (int i = 0; i < 4; i++)
         layer[i].can_recompute = false;
@@ -240,7 +231,6 @@ static void test_truncated_context(void **state)
 
 static void test_budget(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     q.budget_bytes_per_token = 1;
     make(&q, "auto");
@@ -253,7 +243,6 @@ static void test_budget(void **state)
 /* A mixture must be predicted to gain more than the root of the doubt. */
 static void test_a_single_method_wins_a_doubtful_gain(void **state)
 {
-    (void)state;
     const struct {
         double mixture_s, single_s, spread;
         bool single;
@@ -273,7 +262,6 @@ static void test_a_single_method_wins_a_doubtful_gain(void **state)
  * io_s + 0.1 s without a mixture. */
 static void test_auto_passes_a_doubtful_mixture(void **state)
 {
-    (void)state;
     int n_passed = 0, n_mixed = 0;
     for (double io_s = 0.5; io_s < 2; io_s += 0.01) {
         struct plan_request q = by_hand(6, plain);
@@ -318,7 +306,6 @@ static void test_auto_passes_a_doubtful_mixture(void **state)
 
 static void test_bad_requests_are_named(void **state)
 {
-    (void)state;
     struct plan_request q = by_hand(4, plain);
     layer[3].has_h = false;
     layer[2].has_kv = false;
@@ -355,7 +342,6 @@ static void test_bad_requests_are_named(void **state)
  * belongs to. The message names the layer, the cost and the fault. */
 static void test_bad_costs_are_named(void **state)
 {
-    (void)state;
     enum { L = 3 };
     static const struct {
         const char *name;
@@ -429,7 +415,6 @@ static void test_bad_costs_are_named(void **state)
 /* In every plan a layer computes after its read, and the work of a lane never overlaps itself. */
 static void test_lanes_are_consistent(void **state)
 {
-    (void)state;
     static struct pipeline lanes;
     const char *modes[] = {
         "auto",         "hidden", "kv",        "recompute",
@@ -458,7 +443,6 @@ static void test_lanes_are_consistent(void **state)
 
 static void test_range_methods(void **state)
 {
-    (void)state;
     assert_int_equal(plan_range_method('H', PLAN_HAS_H | PLAN_HAS_KV, false), 'H');
     assert_int_equal(plan_range_method('H', PLAN_HAS_KV, false), 'K');
     assert_int_equal(plan_range_method('K', PLAN_HAS_H, false), 'H');
@@ -481,7 +465,6 @@ static int best_prefix(const struct plan_range *range, int n, const char *mode,
 
 static void test_ranges(void **state)
 {
-    (void)state;
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t only_h[32], only_kv[32], none[32] = {0};
     memset(only_h, PLAN_HAS_H, sizeof only_h);
@@ -509,7 +492,6 @@ static void test_ranges(void **state)
 
 static void test_ranges_forced(void **state)
 {
-    (void)state;
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t only_h[32], both[32];
     memset(only_h, PLAN_HAS_H, sizeof only_h);
@@ -533,7 +515,6 @@ static void test_ranges_forced(void **state)
  * computes the least. */
 static void test_beside_decodes(void **state)
 {
-    (void)state;
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t both[32];
     memset(both, PLAN_HAS_H | PLAN_HAS_KV, sizeof both);

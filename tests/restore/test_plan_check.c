@@ -59,7 +59,6 @@ static void expect(const char *mode, const uint8_t mask[N], const char *method, 
 
 static void the_other_kind_stands_in(void **state)
 {
-    (void)state;
     expect("kv", (uint8_t[N]){H, H, H, H, H, H}, "HHHHHH", 0);
     expect("hidden", (uint8_t[N]){B, K, B, B, K, B}, "HKHHKH", 0);
     expect("RRHHKK", (uint8_t[N]){0, 0, K, H, H, K}, "RRKHHK", 0);
@@ -67,7 +66,6 @@ static void the_other_kind_stands_in(void **state)
 
 static void layers_without_records_are_recomputed(void **state)
 {
-    (void)state;
     expect("kv", (uint8_t[N]){0, K, K, K, K, K}, "RKKKKK", 1);
     expect("hidden", (uint8_t[N]){H, H, 0, H, H, H}, "RRRHHH", 3);
     expect("RHKKKK", (uint8_t[N]){0, H, K, 0, H, K}, "RRRRHK", 3);
@@ -76,7 +74,6 @@ static void layers_without_records_are_recomputed(void **state)
 
 static void what_can_be_carried_out_is_not_touched(void **state)
 {
-    (void)state;
     expect("kv", (uint8_t[N]){K, K, K, K, K, K}, "KKKKKK", 0);
     /* layer 0 needs no record */
     expect("hidden", (uint8_t[N]){0, H, B, H, H, H}, "HHHHHH", 0);
@@ -86,7 +83,6 @@ static void what_can_be_carried_out_is_not_touched(void **state)
 
 static void bad_plans_are_refused(void **state)
 {
-    (void)state;
     struct range_of r = {64, {B, B, B, B, B, B}};
     struct plan_window none = {0};
     assert_int_equal(best("HRHHHH", &r, 1, none), ERR_USAGE);
@@ -97,7 +93,6 @@ static void bad_plans_are_refused(void **state)
 /* A layer without records whose lower layers cannot be recomputed is named. */
 static void what_cannot_be_recomputed_is_refused(void **state)
 {
-    (void)state;
     struct plan_layer l[2] = {{.has_kv = true}, {.has_kv = false}};
     struct plan_request q = {.n_layers = 2, .layer = l, .mode = PLAN_KV};
     assert_int_equal(plan_make(&q, &plan, &e), ERR_NOT_FOUND);
@@ -108,7 +103,6 @@ static void what_cannot_be_recomputed_is_refused(void **state)
 
 static void a_forced_plan_uses_the_ranges_that_suit_it(void **state)
 {
-    (void)state;
     struct plan_window none = {0};
     struct range_of mixed[] = {{128, {K, K, K, K, K, K}}, {64, {H, H, H, H, H, H}}};
     assert_int_equal(best("kv", mixed, 2, none), 2);

@@ -130,7 +130,6 @@ static double took_s[MOST_CHAINS];
 
 static void small_chains(void **state)
 {
-    (void)state;
     const struct shape s = {1, 12, 1, 24, 0.0405634561};
     compare(&s, 7000, 1, took_s);
 }
@@ -138,7 +137,6 @@ static void small_chains(void **state)
 /* A few chains of the size that `make plan-check` uses. */
 static void large_chains(void **state)
 {
-    (void)state;
     const struct shape s = {80, 80, 300, 300, 0};
     compare(&s, 5, 3, took_s);
 }
@@ -146,7 +144,6 @@ static void large_chains(void **state)
 /* No plan is faster than the lower bound for its number of ranges. */
 static void bounds_hold(void **state)
 {
-    (void)state;
     struct rng r = {10};
     static struct range_sums s;
     static struct plan_bounds b;
@@ -174,7 +171,6 @@ static void bounds_hold(void **state)
 /* The request that is returned belongs to the returned plan: it predicts the same time. */
 static void the_request_is_the_plans(void **state)
 {
-    (void)state;
     struct rng r = {4};
     static struct pipeline lanes;
     for (int t = 0; t < 200; t++) {
@@ -190,7 +186,6 @@ static void the_request_is_the_plans(void **state)
 /* A chain always gets the same plan, whatever was planned before. */
 static void plans_are_repeatable(void **state)
 {
-    (void)state;
     static struct plan again;
     for (uint64_t seed = 100; seed < 140; seed++) {
         int n_used, n_again;
@@ -207,7 +202,6 @@ static void plans_are_repeatable(void **state)
  * budget is refused. */
 static void a_budget_is_refused(void **state)
 {
-    (void)state;
     struct rng r = {11};
     int n_used;
     random_chain(&r, 4, 4, &x);
@@ -222,7 +216,6 @@ static void a_budget_is_refused(void **state)
  * of cuts. */
 static void sums_move(void **state)
 {
-    (void)state;
     struct rng r = {5};
     static struct range_sums moving, direct;
     for (int t = 0; t < 300; t++) {
@@ -253,7 +246,6 @@ static void sums_move(void **state)
 /* A layer with a window reads the chunks of the last window only, and these whole. */
 static void windows_skip_whole_chunks(void **state)
 {
-    (void)state;
     static struct range_sums s;
     struct rng r = {6};
     random_chain(&r, 4, 3, &x);
@@ -294,7 +286,6 @@ static void windows_skip_whole_chunks(void **state)
  */
 static void computed_tokens_attend_to_held_ones(void **state)
 {
-    (void)state;
     struct rng r = {13};
     static struct range_sums s;
     static struct plan_layer alone[8];
@@ -325,7 +316,6 @@ static void computed_tokens_attend_to_held_ones(void **state)
  * device holds its computation takes longer, so layers of it are read. */
 static void chains_behind_held_tokens_are_read(void **state)
 {
-    (void)state;
     static const uint8_t both[4] = {3, 3, 3, 3};
     const struct plan_range range = {.n_tokens = 1024, .mask = both};
     struct plan_layer layer[4];
@@ -352,7 +342,6 @@ static void chains_behind_held_tokens_are_read(void **state)
  * kind. */
 static void layers_cost_what_their_records_cost(void **state)
 {
-    (void)state;
     struct rng r = {12};
     static struct range_sums s;
     for (int t = 0; t < 200; t++) {
@@ -425,7 +414,6 @@ static void recompute_request(int64_t n_tokens, struct plan_request *q)
  * Layer 0 is computed whole. */
 static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 {
-    (void)state;
     struct plan_request q;
     recompute_request(1000, &q);
     q.window = (struct plan_window){layer_set_run(2, PLAN_MAX_LAYERS), 100};
@@ -452,7 +440,6 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 /* Windows that are longer than the history save nothing. */
 static void wide_windows_recompute_everything(void **state)
 {
-    (void)state;
     struct plan_request q;
     recompute_request(400, &q);
     q.window = (struct plan_window){layer_set_run(0, PLAN_MAX_LAYERS), 200};
@@ -462,7 +449,6 @@ static void wide_windows_recompute_everything(void **state)
 
 static void sums_of_recomputation_are_sums(void **state)
 {
-    (void)state;
     struct plan_request q;
     double sum_s[PLAN_MAX_LAYERS + 1];
     recompute_request(1000, &q);
@@ -484,7 +470,6 @@ static void sums_of_recomputation_are_sums(void **state)
 /* Decodes slow every cost of compute and no cost of reading. */
 static void decodes_slow_all_compute(void **state)
 {
-    (void)state;
     struct rng r = {8};
     static struct range_sums s;
     static struct plan_layer alone[8];
@@ -516,7 +501,6 @@ static void decodes_slow_all_compute(void **state)
  * lanes slow each other. */
 static void makespans_agree(void **state)
 {
-    (void)state;
     static struct pipeline events;
     struct pipe_job job[16];
     double prefill_s[16];
@@ -560,14 +544,12 @@ static void check(const struct shape *s, int n_chains, uint64_t seed)
 
 static void check_plain(void **state)
 {
-    (void)state;
     const struct shape s = {80, 80, 300, 300, INFINITY};
     check(&s, 300, 21);
 }
 
 static void check_small(void **state)
 {
-    (void)state;
     const struct shape s = {1, 12, 1, 24, INFINITY};
     check(&s, 3000, 23);
 }
@@ -576,7 +558,6 @@ static void check_small(void **state)
  * these are missing, a forced plan ends at the snapshot. */
 static void a_snapshot_replaces_records(void **state)
 {
-    (void)state;
     enum { S = PLAN_STATE, H = PLAN_HAS_H, KV = PLAN_HAS_KV };
     static const uint8_t states[] = {S, S, S, KV}, inputs[] = {H, H, H, KV},
                          bare[] = {0, 0, 0, KV};

@@ -195,7 +195,6 @@ static struct err e;
 /* Plans of every mode for requests of every shape. */
 static void plans_are_the_golden_ones(void **state)
 {
-    (void)state;
     static const char *const modes[] = {"auto",      "hidden",       "kv",
                                         "recompute", "kv+recompute", "paper"};
     struct textbuf b = {0};
@@ -238,7 +237,6 @@ static long steps_of(const struct plan_request *q)
  * steps of a complete search. */
 static void searches_take_the_golden_steps(void **state)
 {
-    (void)state;
     static const long steps[] = {1, 20, 40, 80, 200, 500, 2000};
     struct textbuf b = {0};
     for (int i = 0; i < N_SHAPES; i++)
@@ -294,7 +292,6 @@ static void tell_chain(struct textbuf *b, const char *mode)
 /* Cuts and plans of chains, and the requests that the cuts make. */
 static void cuts_are_the_golden_ones(void **state)
 {
-    (void)state;
     static const char *const modes[] = {"hidden", "kv", "kv+recompute", "paper"};
     static const struct {
         int n_layers, n_ranges, n;
@@ -316,7 +313,6 @@ static void cuts_are_the_golden_ones(void **state)
  * the letters are told. */
 static void cuts_of_long_chains_are_the_golden_ones(void **state)
 {
-    (void)state;
     static const struct {
         int n_layers, n_ranges, n;
     } sizes[] = {{2, 500, 20},  {16, 400, 40}, {17, 200, 40}, {40, 120, 60},
@@ -340,7 +336,6 @@ static void cuts_of_long_chains_are_the_golden_ones(void **state)
 /* Plans of whole contexts on a platform, token-wise ones too, with stages and without. */
 static void platforms_make_the_golden_plans(void **state)
 {
-    (void)state;
     static const char *const modes[] = {"auto", "tokenwise", "tokenwise-rounded", "paper"};
     struct textbuf b = {0};
     for (int k = 0; k < 24; k++) {

@@ -190,42 +190,36 @@ static void compare(const struct shape *s, int n_instances, uint64_t seed, bool 
 
 static void test_uniform(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 6, .uniform = true}, times(150),
             1, true, 0, 0);
 }
 
 static void test_uniform_seven_layers(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 7, .max_layers = 7, .uniform = true}, times(1), 2,
             true, 0, 0);
 }
 
 static void test_uniform_fused(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .uniform = true, .fused = 2},
             times(500), 3, true, 0, 0);
 }
 
 static void test_different_layers(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .holes = true, .fused = 1},
             times(700), 4, true, 0, 0);
 }
 
 static void test_different_layers_fused(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, times(500), 5,
             true, 0, 0);
 }
 
 static void test_budget(void **state)
 {
-    (void)state;
     struct shape s = {
         .min_layers = 1, .max_layers = 5, .holes = true, .budget = true, .fused = 1};
     compare(&s, times(350), 6, true, 0, 0);
@@ -236,7 +230,6 @@ static void test_budget(void **state)
 
 static void test_slow_kv(void **state)
 {
-    (void)state;
     struct shape s = {.min_layers = 1, .max_layers = 5, .slow_kv = true, .fused = 1};
     compare(&s, times(100), 13, true, 0, 0);
     s.uniform = true;
@@ -246,7 +239,6 @@ static void test_slow_kv(void **state)
 /* Compares with all assignments in the planner's own order of reads, for more layers. */
 static void test_assignments_of_ten_layers(void **state)
 {
-    (void)state;
     compare(&(struct shape){.min_layers = 8, .max_layers = 10, .holes = true, .fused = 1},
             times(50), 8, false, 0, 0);
 }
@@ -256,7 +248,6 @@ static void test_assignments_of_ten_layers(void **state)
  * all plans are optimal. */
 static void test_overlap(void **state)
 {
-    (void)state;
     struct shape s = {.min_layers = 1, .max_layers = 5, .overlap = true, .fused = 1};
     compare(&s, 1500, 9, true, 0.09, 49);
     s.uniform = true;
@@ -337,7 +328,6 @@ static void never_worse(const struct shape *s, int n_instances, uint64_t seed)
 
 static void test_never_worse_uniform(void **state)
 {
-    (void)state;
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 40, .uniform = true, .fused = 1},
         times(10000), 11);
@@ -345,7 +335,6 @@ static void test_never_worse_uniform(void **state)
 
 static void test_never_worse_different(void **state)
 {
-    (void)state;
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 12, .holes = true, .fused = 1},
         times(6000), 12);
@@ -353,14 +342,12 @@ static void test_never_worse_different(void **state)
 
 static void test_never_worse_large_different(void **state)
 {
-    (void)state;
     never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, times(60),
                 13);
 }
 
 static void test_never_worse_overlap(void **state)
 {
-    (void)state;
     never_worse(&(struct shape){.min_layers = 1,
                                 .max_layers = 24,
                                 .uniform = true,
@@ -392,7 +379,6 @@ static double scaled(const struct instance *x, double io, double comp)
 
 static void test_monotone(void **state)
 {
-    (void)state;
     struct rng r = {15};
     static struct instance x;
     const struct shape s = {.min_layers = 1, .max_layers = 32, .uniform = true, .fused = 1};
@@ -442,7 +428,6 @@ static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
 
 static void test_time(void **state)
 {
-    (void)state;
     const int sizes[] = {12, 32, 80, 100};
     for (int i = 0; i < 4; i++)
         for (int kind = 0; kind < 8; kind++) {

@@ -66,7 +66,6 @@ static const struct plan_window no_window;
 /* The same records of the same number of tokens cost more in 32 runs than in two. */
 static void short_runs_cost_more(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, K}, 2);
     assert_int_equal(make("kv", 32, no_window), 32);
@@ -82,7 +81,6 @@ static void short_runs_cost_more(void **state)
  * kind. */
 static void both_kinds_split_no_run_of_the_letter(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, BOTH}, 2);
     assert_int_equal(make("kv", 32, no_window), 32);
@@ -98,7 +96,6 @@ static void both_kinds_split_no_run_of_the_letter(void **state)
  * is faster than projecting all chunks. With the cost of splits it is slower. */
 static void whole_runs_are_preferred(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, BOTH}, 2);
     p.split_s = 0;
@@ -113,7 +110,6 @@ static void whole_runs_are_preferred(void **state)
 /* Every letter that reads has splits here, so recomputing this small model is the fastest. */
 static void recomputing_avoids_splits(void **state)
 {
-    (void)state;
     begin();
     p.c_tok.b_s = 3e-7;
     context(32, (uint8_t[]){H, K}, 2);
@@ -128,7 +124,6 @@ static void recomputing_avoids_splits(void **state)
 /* A layer with a window is split only inside the window. */
 static void splits_before_a_window_are_free(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, K}, 2);
     assert_int_equal(
@@ -156,7 +151,6 @@ static void restore(int n, double split_s, double kv, double gemm)
  * loading and projecting. */
 static void short_runs_teach_splits(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, K}, 2);
     for (int i = 0; i < 40; i++)
@@ -179,7 +173,6 @@ static void short_runs_teach_splits(void **state)
  * price does not stay wrong. */
 static void few_rows_teach_splits(void **state)
 {
-    (void)state;
     begin();
     p.c_h.b_s = p.c_kv.b_s = 1e-9;
     context(32, (uint8_t[]){H, K}, 2);
@@ -198,7 +191,6 @@ static void few_rows_teach_splits(void **state)
  * splits. */
 static void long_runs_teach_their_kind(void **state)
 {
-    (void)state;
     begin();
     p.c_kv.b_s = 2e-6;
     context(32, (uint8_t[]){K}, 1);
@@ -213,7 +205,6 @@ static void long_runs_teach_their_kind(void **state)
  * Even many of them do not move the cost out of its bounds. */
 static void a_stall_moves_the_cost_by_a_step(void **state)
 {
-    (void)state;
     begin();
     context(32, (uint8_t[]){H, K}, 2);
     restore(32, 1, 1, 1);
@@ -244,7 +235,6 @@ static enum surprise judged(int n, double split_s)
  * slower restore. The restores teach the price, and the misses end. */
 static void a_wrong_price_is_a_miss_until_it_is_learned(void **state)
 {
-    (void)state;
     begin();
     context(64, (uint8_t[]){H, K}, 2);
     p.split_s = 2e-6;

@@ -268,7 +268,6 @@ static double by_ticks(const struct instance *x, const struct plan *p)
 
 static void test_simulation(void **state)
 {
-    (void)state;
     static struct pipeline lanes;
     struct rng r = {11};
     struct instance x;
@@ -289,7 +288,6 @@ static void test_simulation(void **state)
 /* The planner and the devices place layers on stages by one rule (base/run.h). */
 static void test_layers_lie_where_devices_have_them(void **state)
 {
-    (void)state;
     static struct pipeline lanes;
     struct rng r = {3};
     struct instance x;
@@ -353,7 +351,6 @@ static void compare(bool alike, int n_instances, int least_optimal, double most_
 
 static void test_near_the_best(void **state)
 {
-    (void)state;
     compare(true, 150, 146, 0.044);
     compare(false, 150, 137, 0.11);
 }
@@ -362,7 +359,6 @@ static void test_near_the_best(void **state)
  * present result. A better search lowers the sum; then update the number. */
 static void test_no_worse_than_before(void **state)
 {
-    (void)state;
     enum { INSTANCES = 400 };
     const double reached_s = 32938;
     struct rng r = {23};
@@ -385,7 +381,6 @@ static void test_no_worse_than_before(void **state)
 
 static void test_never_slower(void **state)
 {
-    (void)state;
     static const char *const others[] = {"hidden", "kv", "recompute", "kv+recompute",
                                          "paper"};
     struct rng r = {31};
@@ -418,7 +413,6 @@ static void test_never_slower(void **state)
 
 static void test_budget(void **state)
 {
-    (void)state;
     struct rng r = {41};
     struct instance x;
     struct plan p;
@@ -471,7 +465,6 @@ static double predict(const struct platform *p, const char *mode, struct plan *o
  * of the largest stage. With one SSD all stages wait for it. */
 static void test_stages_share_the_store_alone(void **state)
 {
-    (void)state;
     struct plan p;
     struct platform one = machine("a100-dram", 1, 1), four = machine("a100-dram", 1, 4);
     double ratio = predict(&one, "hidden", &p) / predict(&four, "hidden", &p);
@@ -493,7 +486,6 @@ static void test_stages_share_the_store_alone(void **state)
  * ranks. */
 static void test_ranks_share_what_goes_up(void **state)
 {
-    (void)state;
     struct platform one = machine("a100-dram", 1, 1), four = machine("a100-dram", 4, 1);
     double up_1 = platform_up_s(&one, 0, 1024, RECORD_HIDDEN),
            up_4 = platform_up_s(&four, 0, 1024, RECORD_HIDDEN);
@@ -511,7 +503,6 @@ static void test_ranks_share_what_goes_up(void **state)
 /* Every layer of the largest model keeps its only method. */
 static void test_the_most_layers(void **state)
 {
-    (void)state;
     struct rng r = {7};
     struct instance x;
     struct plan p;
@@ -528,7 +519,6 @@ static void test_the_most_layers(void **state)
 
 static void test_nonsense_is_named(void **state)
 {
-    (void)state;
     struct rng r = {1};
     struct instance x;
     struct plan p;

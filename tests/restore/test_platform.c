@@ -37,7 +37,6 @@ static struct platform sample(void)
 
 static void test_round_trip(void **state)
 {
-    (void)state;
     struct platform p = sample(), q;
     char text[PLATFORM_FORMAT_MAX];
     struct err e;
@@ -57,7 +56,6 @@ static void test_round_trip(void **state)
 
 static void test_largest_fits(void **state)
 {
-    (void)state;
     struct platform p = sample();
     memset(p.machine, 'm', sizeof p.machine - 1);
     memset(p.model, 'm', sizeof p.model - 1);
@@ -90,7 +88,6 @@ static void expect_invalid(struct platform p, const char *want)
 
 static void test_nonsense_is_named(void **state)
 {
-    (void)state;
     struct platform p;
     assert_int_equal(platform_validate((p = sample(), &p), NULL), 0);
 #define BAD(change, want) (p = sample(), change, expect_invalid(p, want))
@@ -129,7 +126,6 @@ static void expect_parse_error(const char *from, const char *to, const char *wan
 
 static void test_bad_text(void **state)
 {
-    (void)state;
     expect_parse_error("n_layers = 32", "n_layers = many", "line 5: n_layers = 'many'");
     expect_parse_error("n_layers = 32", "n_layers = 2.5", "is not a count");
     expect_parse_error("n_layers = 32", "n_layers = 99999999999", "is not a count");
@@ -152,7 +148,6 @@ static void test_bad_text(void **state)
 
 static void test_comments_and_blanks(void **state)
 {
-    (void)state;
     struct platform p = sample(), q;
     char text[PLATFORM_FORMAT_MAX], more[PLATFORM_FORMAT_MAX * 2];
     platform_format(&p, text, sizeof text);
@@ -164,7 +159,6 @@ static void test_comments_and_blanks(void **state)
 /* A text with any byte changed gives a valid platform or is refused. */
 static void test_flipped_bytes(void **state)
 {
-    (void)state;
     struct platform p = sample();
     char text[PLATFORM_FORMAT_MAX];
     int n = platform_format(&p, text, sizeof text);
@@ -184,7 +178,6 @@ static void test_flipped_bytes(void **state)
 
 static void test_check(void **state)
 {
-    (void)state;
     struct platform p = sample();
     struct err e;
     assert_int_equal(platform_check(&p, "a100-4ssd", "llama-2-7b", &e), 0);
@@ -196,7 +189,6 @@ static void test_check(void **state)
 
 static void test_costs(void **state)
 {
-    (void)state;
     struct platform p;
     platform_init(&p);
     p.c_tok = (struct cost_curve){1, 2, 0.5};
@@ -217,7 +209,6 @@ static void test_costs(void **state)
  * numbers are powers of two, so the sums are exact. */
 static void test_costs_of_reading_and_of_the_bus(void **state)
 {
-    (void)state;
     struct platform p;
     platform_init(&p);
     p.h_bytes = 512;
@@ -256,7 +247,6 @@ static void test_costs_of_reading_and_of_the_bus(void **state)
  * correct. */
 static void test_costs_of_packed_records(void **state)
 {
-    (void)state;
     struct platform p;
     platform_init(&p);
     p.h_bytes = 512;
@@ -294,7 +284,6 @@ static void test_costs_of_packed_records(void **state)
  * loading. */
 static void test_corrections_have_their_costs(void **state)
 {
-    (void)state;
     static const int rows[PLATFORM_GEMM_SIZES] = {1, 16, 64, 128, 256, 512};
     struct platform p;
     platform_init(&p);
@@ -329,7 +318,6 @@ static void test_corrections_have_their_costs(void **state)
  * streamed weights. So a plan that recomputed with resident weights reads state instead. */
 static void test_streamed_weights_make_recomputation_dear(void **state)
 {
-    (void)state;
     struct platform p;
     struct plan_layer layer[8];
     double prefill_s[8];
@@ -365,7 +353,6 @@ static void test_streamed_weights_make_recomputation_dear(void **state)
 
 static void test_builtin(void **state)
 {
-    (void)state;
     struct platform p;
     struct err e;
     static const char *const machines[] = {"a100", "a30", "4090", "l20", "h800", "a100x4"};
@@ -389,7 +376,6 @@ static void test_builtin(void **state)
  * balance at 24 and 21 GB/s. */
 static void test_balance_points(void **state)
 {
-    (void)state;
     struct platform p;
     struct platform_shape llama_13b = llama_7b;
     llama_13b.d_model = 5120, llama_13b.n_heads = llama_13b.n_kv_heads = 40;
@@ -409,7 +395,6 @@ static void test_balance_points(void **state)
 /* Two concurrent restores take twice as long by every method. A throttle slows reading only. */
 static void test_shared_and_throttled(void **state)
 {
-    (void)state;
     struct platform p = sample(), half = platform_shared(&p, 0.5, 0.5), slow = p;
     assert_true(fabs(platform_h_s(&half, 640) / platform_h_s(&p, 640) - 2) < 1e-9);
     assert_true(fabs(platform_tok_s(&half, 640) / platform_tok_s(&p, 640) - 2) < 1e-9);
@@ -437,7 +422,6 @@ static void test_shared_and_throttled(void **state)
  * is unknown. */
 static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
 {
-    (void)state;
     struct platform p = sample(), same = p;
     p.n_tiers = 0;
     platform_throttle(&p, 0, 0);

@@ -194,7 +194,6 @@ static void evict(void)
 
 static void a_random_life_agrees_with_a_list(void **state)
 {
-    (void)state;
     for (int i = 0; i < ROOTS; i++)
         memset(root[i].b, i + 1, sizeof root[i].b);
     for (uint64_t seed = 1; seed <= 20; seed++) {
@@ -236,7 +235,6 @@ static void make_siblings(const int32_t *tokens, int n_newer)
 /* A search looks at the newest 64 children for a tail, and at the newest 4096 for a difference. */
 static void a_search_ends_after_a_number_of_children(void **state)
 {
-    (void)state;
     int32_t tokens[B], asked[B];
     int n_same = -1;
     for (int i = 0; i < B; i++)
@@ -260,7 +258,6 @@ static void a_search_ends_after_a_number_of_children(void **state)
 /* The last user's hints reach the policy. A block that is not full has the class of ends. */
 static void a_use_is_noted(void **state)
 {
-    (void)state;
     int32_t tokens[B] = {0};
     struct kv_use use = {
         .time = 1000, .reuse_in = 50, .class = placement_class(2, true, false)};
@@ -297,7 +294,6 @@ static void must_change(int max, int n, const struct kv_change *want)
  * Both fit into one call. */
 static void changes_of_names_come_in_pairs(void **state)
 {
-    (void)state;
     int32_t tokens[B] = {0};
     x = prefix_create(N, PLACEMENT_LRU);
     for (int32_t b = 0; b < 2; b++) {
@@ -346,7 +342,6 @@ static void changes_of_names_come_in_pairs(void **state)
  *    \--> 3    5 */
 static void the_audit_sees_each_damage(void **state)
 {
-    (void)state;
     int32_t tokens[B] = {0};
     x = prefix_create(N, PLACEMENT_LRU);
     prefix_put(x, 0, &root[0], PREFIX_NONE, tokens, B);

@@ -30,7 +30,6 @@ static char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
 
 static int make_dir(void **state)
 {
-    (void)state;
     tempdir_make(dir, "profile");
     snprintf(path, sizeof path, "%s/profile.txt", dir);
     return 0;
@@ -38,7 +37,6 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    (void)state;
     unlink(path);
     return rmdir(dir); /* fails if the directory is not empty */
 }
@@ -60,7 +58,6 @@ static void begin(struct stack *k, struct platform *p)
 
 static void comes_back(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform expected, p, q;
     struct err err = {0};
@@ -100,7 +97,6 @@ static void refuse(const struct platform *p, const struct platform *expected,
 
 static void others_are_refused(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform expected, p;
     et_open(&k, &(struct stack_opts){.user.no_reuse = true});
@@ -133,7 +129,6 @@ static void others_are_refused(void **state)
 
 static void nonsense_is_refused(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform expected, p;
     et_open(&k, &(struct stack_opts){.user.no_reuse = true});
@@ -157,7 +152,6 @@ static void nonsense_is_refused(void **state)
  * of its line is missing does it load unchanged. */
 static void torn_files_are_refused(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform expected, p, q;
     char text[PLATFORM_FORMAT_MAX];
@@ -179,7 +173,6 @@ static void torn_files_are_refused(void **state)
 /* A profile names the machine and the model, and the costs of both are unknown. */
 static void a_profile_begins_with_its_names(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform p, blank;
     struct sha256 f = {{0xab, 0xcd}};
@@ -219,7 +212,6 @@ static void a_profile_begins_with_its_names(void **state)
 
 static void a_shape_is_the_models(void **state)
 {
-    (void)state;
     struct model_config c = {.n_layers = 1,
                              .n_embd = 2,
                              .n_heads = 3,
@@ -243,7 +235,6 @@ static void a_shape_is_the_models(void **state)
 /* A profile measured with less than three quarters of the processors is a disturbed one. */
 static void a_disturbed_profile_is_known_by_its_share(void **state)
 {
-    (void)state;
     static const struct {
         double share;
         bool is_disturbed;
@@ -257,7 +248,6 @@ static void a_disturbed_profile_is_known_by_its_share(void **state)
 /* Each model has a profile of its own, which only its owner may read. */
 static void a_profile_has_its_place(void **state)
 {
-    (void)state;
     struct sha256 f = {{0x12, 0x34, 0, 0, 0, 0, 0, 0x56, 0x78}};
     struct stack k;
     struct platform p;
@@ -279,7 +269,6 @@ static void a_profile_has_its_place(void **state)
 
 static void compute_costs_are_sane(void **state)
 {
-    (void)state;
     static const int ctx[] = {8, 64, 1024, 2048};
     for (int i = 0; i < 4; i++) {
         struct stack k;
@@ -326,7 +315,6 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
  * and for a much later sample. */
 static void a_failed_sample_ends_the_measurement(void **state)
 {
-    (void)state;
     static const int n_good[] = {0, 1, 5, 20};
     struct stack k;
     struct model_work *w;
@@ -359,7 +347,6 @@ static void a_failed_sample_ends_the_measurement(void **state)
  * of a single layer, or with records that cannot be read. */
 static void io_is_measured_on_what_exists(void **state)
 {
-    (void)state;
     static const char *const saves[] = {"both", "kv", "hidden", "-KKK", "---H", "-H-K"};
     int32_t prompt[201];
     et_prompt(prompt, 201, 1);
@@ -408,7 +395,6 @@ static void io_is_measured_on_what_exists(void **state)
 /* An empty store is measured with temporary records. None of them is left. */
 static void an_empty_device_is_measured(void **state)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) {
         struct stack k;
         struct platform p;
@@ -457,7 +443,6 @@ static void an_empty_device_is_measured(void **state)
  * machine for fewer still. */
 static void a_slow_device_takes_few_samples(void **state)
 {
-    (void)state;
     struct stack k;
     struct platform p;
     struct profile_scratch *scratch;
@@ -490,7 +475,6 @@ static void a_slow_device_takes_few_samples(void **state)
 /* A full device gives an error with the device's place. Temporary data is removed. */
 static void a_full_device_cannot_be_measured(void **state)
 {
-    (void)state;
     struct stack k;
     struct profile_scratch *scratch;
     struct err err = {0};
@@ -506,7 +490,6 @@ static void a_full_device_cannot_be_measured(void **state)
 /* A restore without a profile measures the store first and then restores. */
 static void a_restore_measures_first(void **state)
 {
-    (void)state;
     int32_t prompt[201];
     struct stack k;
     struct et_run r;
@@ -526,7 +509,6 @@ static void a_restore_measures_first(void **state)
 /* The profile claims that the store and GEMM are 1000 times too fast; restores correct it. */
 static void a_restore_corrects_the_profile(void **state)
 {
-    (void)state;
     int32_t prompt[1001];
     struct stack k;
     struct et_run r;
@@ -571,7 +553,6 @@ static void open_profiled(struct stack *k, const char *const dirs[])
  * more than any noise. */
 static void a_profile_of_another_process_is_checked(void **state)
 {
-    (void)state;
     static int32_t prompt[200];
     char store[TEMPDIR_BYTES];
     const char *const dirs[] = {store};

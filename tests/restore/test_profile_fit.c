@@ -226,7 +226,6 @@ enum { LAYER_PRODUCTS = 5, PROJECTION_PRODUCTS = 1 };
  * batch are. A pause in every second run changes nothing, since the fastest run counts. */
 static void curves_have_the_times_of_the_operations(void **state)
 {
-    (void)state;
     static const struct {
         int context, rows;
         enum profile_effort effort;
@@ -273,7 +272,6 @@ static void curves_have_the_times_of_the_operations(void **state)
  * beginning. */
 static void short_contexts_have_few_samples(void **state)
 {
-    (void)state;
     for (int context = 40; context <= 100; context += 60) {
         open_with(context, 512);
         struct platform p = compute(PROFILE_QUICK);
@@ -303,7 +301,6 @@ static void short_contexts_have_few_samples(void **state)
  * times. While other work takes the processors away, it is repeated for five times as long. */
 static void samples_take_their_time(void **state)
 {
-    (void)state;
     static const struct {
         double share;
         enum profile_effort effort;
@@ -326,7 +323,6 @@ static void samples_take_their_time(void **state)
 /* The profile has the least share that a layer or a projection had. */
 static void the_least_share_of_the_processors_counts(void **state)
 {
-    (void)state;
     static const double shares[][2] = {{0.6, 0.9}, {0.9, 0.6}};
     for (int i = 0; i < 2; i++) {
         open_with(4096, 512);
@@ -340,7 +336,6 @@ static void the_least_share_of_the_processors_counts(void **state)
 /* An operation that fails ends the measurement with its code. */
 static void a_failure_ends_the_measurement(void **state)
 {
-    (void)state;
     static const int n_good[] = {0, 1, 30};
     for (int op = MATMUL; op <= LOAD; op++) {
         for (int i = 0; i < 3; i++) {
@@ -368,7 +363,6 @@ static void a_failure_ends_the_measurement(void **state)
 /* 256 records of 32 KiB are loaded: more than the caches hold. */
 static void loading_takes_many_records(void **state)
 {
-    (void)state;
     open_with(4096, 512);
     (void)compute(PROFILE_QUICK);
     assert_int_equal(n_loads, 2 * 256); /* each run takes longer than a sample */
@@ -382,7 +376,6 @@ static void loading_takes_many_records(void **state)
 
 static void the_memory_of_a_profile_is_counted(void **state)
 {
-    (void)state;
     static const struct {
         int max_rows, n_blocks;
     } cases[] = {{512, 40}, {100, 34}, {64, 33}, {65, 34}, {4000, 64}};
@@ -443,7 +436,6 @@ static struct platform_tier tier_of(const struct profile_source *from,
 /* On a disk that takes time for bytes alone, a tier has the disk's speed at every depth. */
 static void a_tier_has_the_speed_of_its_disk(void **state)
 {
-    (void)state;
     open_with(1024, 512);
     struct profile_source from = open_scratch(1000000000);
     assert_int_equal(from.n_hits, 64);
@@ -468,7 +460,6 @@ static void a_tier_has_the_speed_of_its_disk(void **state)
 /* A sample of a slow disk ends after 100 ms, and the measurement after 3 s. */
 static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
 {
-    (void)state;
     open_with(1024, 512);
     /* a record takes 33 or 66 ms */
     struct profile_source from = open_scratch(500000);
@@ -490,7 +481,6 @@ static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
  * and nothing is measured. */
 static void reading_in_place_disturbs_nothing(void **state)
 {
-    (void)state;
     struct platform p = {.io_overlap = 7, .comp_overlap = 8};
     struct err err = {0};
     open_with(1024, 512);
@@ -512,7 +502,6 @@ static void reading_in_place_disturbs_nothing(void **state)
 /* Without records of a kind the other kind is measured. */
 static void a_chain_of_one_kind_is_measured(void **state)
 {
-    (void)state;
     open_with(1024, 512);
     struct profile_source from = open_scratch(1000000000);
     struct store_hit *hits = xcalloc((size_t)from.n_hits, sizeof *hits);
@@ -541,7 +530,6 @@ static void a_chain_of_one_kind_is_measured(void **state)
  * clock that stands still they take one nanosecond together. */
 static void copies_are_measured_together(void **state)
 {
-    (void)state;
     static const struct {
         size_t bytes, copied;
         int n_queued;
@@ -576,7 +564,6 @@ static void copies_are_measured_together(void **state)
 /* A model whose records are so large that only some layers of a few chunks fit. */
 static void a_large_model_fills_the_scratch_store_with_few_layers(void **state)
 {
-    (void)state;
     static const struct {
         int n_embd, n_kv, n_layers, n_chunks;
     } cases[] = {{65536, 512, 2, 4}, {65536, 1024, 1, 5}};
@@ -604,7 +591,6 @@ static void a_large_model_fills_the_scratch_store_with_few_layers(void **state)
 /* Writing to a slow device ends after ten seconds, with at least four chunks. */
 static void filling_a_slow_device_ends(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t write_bytes_per_s;
         int least, most;

@@ -35,7 +35,6 @@ static int sample_curve(struct rng *r, const double *coef, double noise,
 
 static void finds_what_made_the_samples(void **state)
 {
-    (void)state;
     struct rng r = {.s = 1};
     for (int t = 0; t < 2000; t++) {
         double coef[3] = {uniform(&r, 1e-5, 1e-2), uniform(&r, 1e-6, 1e-4),
@@ -69,7 +68,6 @@ static double error2(const struct regress_sample *s, int n, const double *coef)
 
 static void is_the_best_that_is_not_negative(void **state)
 {
-    (void)state;
     struct rng r = {.s = 2};
     for (int t = 0; t < 500; t++) {
         double coef[3] = {uniform(&r, -1e-2, 1e-2), uniform(&r, 1e-6, 1e-4),
@@ -98,7 +96,6 @@ static void is_the_best_that_is_not_negative(void **state)
 
 static void says_how_well_it_fits(void **state)
 {
-    (void)state;
     struct regress_fit f;
     const struct regress_sample line[] = {
         {{1, 1}, 2.0}, {{1, 2}, 3.1}, {{1, 3}, 3.9}, {{1, 4}, 5.0}};
@@ -122,7 +119,6 @@ static void says_how_well_it_fits(void **state)
 
 static void nonsense_has_no_fit(void **state)
 {
-    (void)state;
     struct regress_fit f;
     const struct regress_sample good = {{1, 2}, 1.0},
                                 bad[] = {{{1, 2}, 0},   {{1, 2}, -1},

@@ -23,7 +23,6 @@ static struct replan_view view(double comp_slow, double io_slow)
 
 static void a_plan_that_holds_is_kept(void **state)
 {
-    (void)state;
     struct replan_view v = view(1, 1);
     assert_int_equal(replan_hidden(&v), 10);
     v = view(3, 3); /* both lanes are slow, so their balance is unchanged */
@@ -38,7 +37,6 @@ static void a_plan_that_holds_is_kept(void **state)
  * 12.8, with 7 layers 13 and 14.6. */
 static void slow_compute_gets_more_keys_and_values(void **state)
 {
-    (void)state;
     struct replan_view v = view(2, 1);
     assert_int_equal(replan_hidden(&v), 6);
     v.comp_rest_s = 100; /* compute is far behind, so no layer is projected */
@@ -50,7 +48,6 @@ static void slow_compute_gets_more_keys_and_values(void **state)
 
 static void a_slow_disk_gets_more_hidden_states(void **state)
 {
-    (void)state;
     struct replan_view v = view(1, 3);
     v.n_hidden = 2;
     assert_int_equal(replan_hidden(&v), 10);
@@ -64,7 +61,6 @@ static void a_slow_disk_gets_more_hidden_states(void **state)
  * remaining time. */
 static void a_change_gains(void **state)
 {
-    (void)state;
     struct rng r = {.s = 1};
     int n_changed = 0;
     for (int i = 0; i < 20000; i++) {

@@ -112,7 +112,6 @@ static void wait_found(struct restore_pipeline *rr, struct restore *r)
  * measurement, too. */
 static void the_store_is_measured_ahead(void **state)
 {
-    (void)state;
     struct place p;
     struct restore_pipeline *rr;
     struct model_work *w;
@@ -161,7 +160,6 @@ static void the_store_is_measured_ahead(void **state)
  * look-up fails with the fault of the read, and nothing is restored. */
 static void a_store_that_cannot_be_measured_is_not_used(void **state)
 {
-    (void)state;
     struct place p;
     struct restore_pipeline *rr;
     struct model_work *w;
@@ -306,7 +304,6 @@ static struct restore_result result_of(struct restore *r)
  * reads up. */
 static void a_race_counts_a_piece_at_its_end(void **state)
 {
-    (void)state;
     enum { FIRST = MAX_ROWS / 64 }; /* chunks of the first piece */
     struct bench b;
     bench_open(&b, 12);
@@ -353,7 +350,6 @@ static void a_race_counts_a_piece_at_its_end(void **state)
  * look-up may come before the wait. */
 static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
 {
-    (void)state;
     enum { N = 8 };
     struct bench b;
     bench_open(&b, 14);
@@ -405,7 +401,6 @@ static const char *layers_of(const struct restore_trace *t, int64_t t_start)
  * the time of the restore. */
 static void the_result_counts_what_was_done(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open(&b, 13);
     static const struct {
@@ -473,7 +468,6 @@ static void the_result_counts_what_was_done(void **state)
  * first chunk that is restored. */
 static void chunks_in_dram_take_keys_and_values(void **state)
 {
-    (void)state;
     enum { FIRST = 2, N_REST = N_CHUNKS - FIRST };
     static const bool takes_kv[N_REST] = {true, true, false, false, true};
     struct bench b;
@@ -509,7 +503,6 @@ static bool all_have_arrived(struct restore_pipeline *rr, struct restore *r)
  * Threads are woken once for many groups: 29 groups take at most six work items. */
 static void short_groups_are_computed_together(void **state)
 {
-    (void)state;
     static const bool takes_kv[N_CHUNKS] = {true,  false, true,  false, true,
                                             false, true,  false, true};
     struct bench b;
@@ -532,7 +525,6 @@ static void short_groups_are_computed_together(void **state)
 /* Each kind of record has its own time and rows, from which the rest of a layer is predicted. */
 static void the_lane_measures_each_kind(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open(&b, 20);
     struct restore *r = begin(&b, "KHHH");
@@ -550,7 +542,6 @@ static void the_lane_measures_each_kind(void **state)
  * restore is repeated. */
 static void layers_change_after_an_item_without_a_budget(void **state)
 {
-    (void)state;
     for (int has_budget = 0, n_tries = 1; has_budget < 2; n_tries++) {
         struct bench b;
         bench_open(&b, 21);
@@ -583,7 +574,6 @@ static void layers_change_after_an_item_without_a_budget(void **state)
 /* Rows that a race has recomputed need no records, so bad ones lose nothing. */
 static void records_of_recomputed_rows_are_not_looked_at(void **state)
 {
-    (void)state;
     for (int n_raced = 0; n_raced < 2; n_raced++) {
         struct bench b;
         bench_open_with(&b, 22, (size_t)64 << 20);
@@ -622,7 +612,6 @@ static int64_t rows_of_item(struct bench *b, struct restore *r, int method, doub
 /* An item takes as many whole chunks of K and V as fit its budget, and at least one. */
 static void a_budget_bounds_the_chunks_of_an_item(void **state)
 {
-    (void)state;
     static const struct {
         double budget;
         int rows;
@@ -648,7 +637,6 @@ static void a_budget_bounds_the_chunks_of_an_item(void **state)
 /* An item takes as many rows of hidden states as fit its budget, in steps of 16. */
 static void a_budget_bounds_the_hidden_rows_of_an_item(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open_with(&b, 17, (size_t)64 << 20);
     struct restore *r = begin(&b, "RHHH");
@@ -669,7 +657,6 @@ static void a_budget_bounds_the_hidden_rows_of_an_item(void **state)
  * least 16. All layers of the piece have these rows. */
 static void a_budget_bounds_a_piece(void **state)
 {
-    (void)state;
     static const struct {
         double budget;
         int rows;
@@ -696,7 +683,6 @@ static void a_budget_bounds_a_piece(void **state)
  * usual counts as twice as long. */
 static void one_stall_changes_no_rate(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open_with(&b, 19, (size_t)64 << 20);
     double *rate = &b.rr->row_ns[2];
@@ -722,7 +708,6 @@ static void one_stall_changes_no_rate(void **state)
 
 static void a_restore_of_pinned_chunks_runs_to_its_end(void **state)
 {
-    (void)state;
     struct bench b;
     struct store_hit hits[N_CHUNKS];
     struct restore_result out;
@@ -754,7 +739,6 @@ static void a_restore_of_pinned_chunks_runs_to_its_end(void **state)
  * left. */
 static void a_pipeline_needs_a_descriptor(void **state)
 {
-    (void)state;
     struct bench b;
     struct restore_pipeline *rr = NULL;
     struct rlimit before, none;
@@ -775,7 +759,6 @@ static void a_pipeline_needs_a_descriptor(void **state)
 /* What the user has asked for, and this device cannot do, is refused when the pipeline is made. */
 static void a_pipeline_refuses_what_its_device_cannot_do(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open(&b, 22);
     struct restore_pipeline_opts o = b.rr->o;
@@ -796,7 +779,6 @@ static void a_pipeline_refuses_what_its_device_cannot_do(void **state)
 
 static void every_plan_through_three_slots(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 1, "both");
     for (int i = 0; i < N_PLANS; i++) {
@@ -817,7 +799,6 @@ static void every_plan_through_three_slots(void **state)
 
 static void slow_disk(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 2, "both");
     struct io_sim_fault slow = {
@@ -869,14 +850,12 @@ static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
 
 static void flipped_bits(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 8; seed++)
         one_fault(IO_SIM_READ_FLIP, 0, 100 + seed);
 }
 
 static void failed_reads(void **state)
 {
-    (void)state;
     for (uint64_t seed = 0; seed < 8; seed++)
         one_fault(IO_SIM_FAIL, -EIO, 200 + seed);
 }
@@ -884,7 +863,6 @@ static void failed_reads(void **state)
 /* Many reads fail, on all layers and staging slots. Then the whole disk fails. */
 static void a_storm(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 5, "both");
     for (int i = 0; i < 12; i++) {
@@ -910,7 +888,6 @@ static void a_storm(void **state)
  * chunk. */
 static void trouble_of_the_moment(void **state)
 {
-    (void)state;
     static const int code[] = {-ENOMEM, ERR_CRASHED};
     struct place p;
     place_open(&p, 6, "both");
@@ -932,7 +909,6 @@ static void trouble_of_the_moment(void **state)
 /* The medium itself is damaged, so a restart does not mend it. */
 static void damaged_medium(void **state)
 {
-    (void)state;
     struct place p;
     struct rng g = {.s = 11};
     for (int i = 0; i < 4; i++) {
@@ -962,7 +938,6 @@ static void damaged_medium(void **state)
 /* The disk loses power while the engine runs; every run still gives the right tokens. */
 static void the_disk_dies(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 7, "both");
     io_sim_crash(p.io);
@@ -982,7 +957,6 @@ static void the_disk_dies(void **state)
 /* A plan that this engine cannot carry out restores nothing and condemns nothing. */
 static void plans_that_cannot_be_carried_out(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, 9, "both");
     struct et_run r = restore(&p, "none", "tokenwise");
@@ -998,7 +972,6 @@ static void plans_that_cannot_be_carried_out(void **state)
  * overrun a staging slot. */
 static void records_of_another_size(void **state)
 {
-    (void)state;
     static const uint32_t sizes[] = {64, 64 * 64 * 4 - 4096, 4u << 20};
     for (int i = 0; i < 3; i++) {
         struct place p;

@@ -55,7 +55,6 @@ static void free_restore(struct restore *x)
 
 static int make(void **state)
 {
-    (void)state;
     device = (struct device){.unified = true, .n_ranks = 1, .n_stages = 1};
     model = (struct model){.dev = &device, .dtype = DTYPE_F32};
     model.cfg.n_layers = N_LAYERS;
@@ -81,7 +80,6 @@ static int make(void **state)
 
 static int destroy(void **state)
 {
-    (void)state;
     free_restore(r);
     pthread_mutex_destroy(&rr->lock);
     pthread_cond_destroy(&rr->for_io);
@@ -120,7 +118,6 @@ static void assert_order(const char *want)
  * layer from them is recomputing it. All other layers are read, in the plan's order. */
 static void a_job_reads_all_but_the_recomputed_prefix(void **state)
 {
-    (void)state;
     static const struct {
         const char *methods;
         int n_recompute;
@@ -147,7 +144,6 @@ static void a_job_reads_all_but_the_recomputed_prefix(void **state)
 /* The plan names some layers in an order of its own. Layers that it does not name come last. */
 static void reads_come_in_the_plans_order(void **state)
 {
-    (void)state;
     struct restore_job job = job_of("RKKK", 3, N_CHUNKS);
     plan.n_io = 2;
     plan.io_order[0] = 3;
@@ -166,7 +162,6 @@ static void reads_come_in_the_plans_order(void **state)
  * recomputed layer also gives the layer above it its input. */
 static void windows_begin_late(void **state)
 {
-    (void)state;
     static const struct {
         int window, window_layer;
         const char *methods;
@@ -221,7 +216,6 @@ static void windows_begin_late(void **state)
  * keys and values if it has them. */
 static void a_chunk_is_restored_from_what_it_has(void **state)
 {
-    (void)state;
     static const struct {
         unsigned kinds; /* bit 0: hidden states; bit 1: keys and values */
         bool takes_kv;
@@ -249,7 +243,6 @@ static void a_chunk_is_restored_from_what_it_has(void **state)
  * record of a chunk before its window. */
 static void a_chunk_without_records_ends_the_restore(void **state)
 {
-    (void)state;
     keep_kinds(&hits[7], 0);
     set_job("KKKK", 0, N_CHUNKS);
     assert_int_equal(shared_load(&r->n_good), 7);
@@ -277,7 +270,6 @@ static void a_chunk_without_records_ends_the_restore(void **state)
 /* Only a restore with windows that has lost a chunk, but not all, begins again. */
 static void a_restore_with_windows_begins_again(void **state)
 {
-    (void)state;
     static const struct {
         int window, n_good;
         bool rewinds;
@@ -297,7 +289,6 @@ static void a_restore_with_windows_begins_again(void **state)
  * that are recomputed are left out, and after a lost read all are. */
 static void reads_remain_to_the_last_chunk_of_the_last_layer(void **state)
 {
-    (void)state;
     set_job("KKKK", 2, N_CHUNKS);
     r->state = RESTORE_RUNNING;
     static const struct {
@@ -337,7 +328,6 @@ static void reads_remain_to_the_last_chunk_of_the_last_layer(void **state)
 
 static void rows_remain_up_to_the_last_good_chunk(void **state)
 {
-    (void)state;
     hits[N_CHUNKS - 1].n_tokens = 10; /* a partial chunk */
     set_job("RRKK", 2, N_CHUNKS);
     assert_false(restore_recompute_remains(r));
@@ -359,7 +349,6 @@ static void rows_remain_up_to_the_last_good_chunk(void **state)
 /* New tokens may pass the layers that are complete, while no chunk is lost, raced or recomputed. */
 static void layers_are_ready_in_their_order(void **state)
 {
-    (void)state;
     set_job("KKKK", 0, N_CHUNKS);
     r->state = RESTORE_RUNNING;
     assert_int_equal(restore_layers_ready(r), 0);
@@ -393,7 +382,6 @@ static void layers_are_ready_in_their_order(void **state)
  * race no chunk is lost: it is recomputed. */
 static void a_lost_chunk_ends_what_is_good(void **state)
 {
-    (void)state;
     set_job("KKKK", 2, N_CHUNKS);
     restore_lose_chunk(r, 9, -ENOMEM, "no memory");
     assert_int_equal(shared_load(&r->n_good), 9);
@@ -417,7 +405,6 @@ static void a_lost_chunk_ends_what_is_good(void **state)
  * reads up, unless its computing has failed. */
 static void giving_up_leaves_the_chunks_before_the_job(void **state)
 {
-    (void)state;
     set_job("KKKK", 2, N_CHUNKS);
     shared_store(&r->is_raced, 1);
     restore_give_up(r, "reading failed");
@@ -439,7 +426,6 @@ static void giving_up_leaves_the_chunks_before_the_job(void **state)
 /* The first fault of the device is reported, with the last code. */
 static void a_failed_restore_says_why(void **state)
 {
-    (void)state;
     struct restore_result out;
     struct err err = {0};
     set_job("KKKK", 2, N_CHUNKS);
@@ -456,7 +442,6 @@ static void a_failed_restore_says_why(void **state)
 
 static void a_bubble_is_what_the_busier_lane_leaves(void **state)
 {
-    (void)state;
     static const struct {
         int64_t io, compute, prefill, makespan;
         double bubble;
@@ -475,7 +460,6 @@ static void a_bubble_is_what_the_busier_lane_leaves(void **state)
 /* The result has the counters of the restore, and the times of its clock. */
 static void a_result_has_the_restores_counters(void **state)
 {
-    (void)state;
     struct restore_result out = {.part = {{.n_tokens = 99}}};
     hits[N_CHUNKS - 1].n_tokens = 10;
     set_job("RHHK", 2, N_CHUNKS);
@@ -525,7 +509,6 @@ static void a_result_has_the_restores_counters(void **state)
  * the last part joins it. */
 static void parts_are_runs_of_equal_places(void **state)
 {
-    (void)state;
     enum { D = SOURCE_DRAM, S = SOURCE_STORE, B = D | S };
     static const uint8_t places[N_CHUNKS] = {9, 9, D, D, S, B, B, D, S, D,
                                              S, D, S, D, D, 0, S, D, S, S};
@@ -565,7 +548,6 @@ static void parts_are_runs_of_equal_places(void **state)
 
 static void the_trace_of_each_lane_is_its_own(void **state)
 {
-    (void)state;
     static struct restore_trace io, compute;
     int64_t t_start = 0;
     restore_trace_add(&r->io_trace, 100, 200, 3, 'K');
@@ -584,7 +566,6 @@ static void the_trace_of_each_lane_is_its_own(void **state)
  * them. There are three slots at least. */
 static void device_memory_is_counted(void **state)
 {
-    (void)state;
     size_t slot = GROUP * 64 * 512, row = 256 + 512; /* K and V are twice as large */
     enum { ROWS = 100 };
     static const struct {
@@ -611,7 +592,6 @@ static void device_memory_is_counted(void **state)
 
 static void the_pipelines_memory_is_counted(void **state)
 {
-    (void)state;
     device.n_stages = 2;
     rr->staging.bytes = 1;
     for (int k = 0; k < 3; k++) {
@@ -624,7 +604,6 @@ static void the_pipelines_memory_is_counted(void **state)
 
 static void only_one_rank_with_its_own_memory_checks(void **state)
 {
-    (void)state;
     static const struct {
         bool unified;
         int n_ranks;
@@ -655,7 +634,6 @@ static void only_one_rank_with_its_own_memory_checks(void **state)
  * restores that run. */
 static void a_wait_counts_for_restores_that_run(void **state)
 {
-    (void)state;
     struct restore *staged = new_restore();
     rr->runs = r;
     r->next = staged;
@@ -688,7 +666,6 @@ static struct restore_reads reads_of(void)
  * wait began when the last read came, or with the restore. */
 static void progress_says_how_long_no_read_has_come(void **state)
 {
-    (void)state;
     set_job("KKKK", 0, N_CHUNKS);
     int64_t now = clock_now_ns();
     r->t_start = now - 10 * SECOND;
@@ -734,7 +711,6 @@ static void progress_says_how_long_no_read_has_come(void **state)
  * left. */
 static void progress_says_whether_the_lane_is_idle(void **state)
 {
-    (void)state;
     set_job("KKKK", 0, N_CHUNKS);
     r->state = RESTORE_RUNNING;
     assert_true(reads_of().is_idle);
@@ -759,7 +735,6 @@ static void progress_says_whether_the_lane_is_idle(void **state)
 /* A race makes all layers up to the last missing one a recomputed prefix. */
 static void a_race_takes_the_layers_up_to_the_last_missing_one(void **state)
 {
-    (void)state;
     set_job("RKKK", 2, N_CHUNKS);
     r->layer_left[3] = 0;
     r->re.row = N_CHUNKS * 64;
@@ -798,7 +773,6 @@ static void a_race_takes_the_layers_up_to_the_last_missing_one(void **state)
  * the rows of the present piece. */
 static void a_races_rows_are_kept_from_late_records(void **state)
 {
-    (void)state;
     set_job("KKKK", 2, N_CHUNKS);
     r->re.row = 5 * 64;
     restore_race_pieces_end(r, N_CHUNKS * 64); /* there is no race */
@@ -825,7 +799,6 @@ static void a_races_rows_are_kept_from_late_records(void **state)
 /* A restore that is stopped keeps what a race has recomputed, or the chunks before the job. */
 static void a_stopped_restore_keeps_what_is_recomputed(void **state)
 {
-    (void)state;
     static const struct {
         int n_raced, n_good, want;
     } cases[] = {{0, 20, 2}, {7, 20, 7}, {20, 20, 20}, {7, 5, 5}, {1, 20, 2}};
@@ -850,7 +823,6 @@ static void a_stopped_restore_keeps_what_is_recomputed(void **state)
  * over when either lane has brought the last row. */
 static void a_restore_is_done_when_nothing_is_left(void **state)
 {
-    (void)state;
     set_job("KKKK", 0, N_CHUNKS);
     r->next_layer = 3;
     r->next_chunk = N_CHUNKS;
@@ -890,7 +862,6 @@ static void a_restore_is_done_when_nothing_is_left(void **state)
  * are left. */
 static void a_lost_chunk_moves_the_windows(void **state)
 {
-    (void)state;
     model.cfg.sliding_window = 256;
     set_job("KKKK", 0, N_CHUNKS);
     rr->runs = r;
@@ -918,7 +889,6 @@ static void a_lost_chunk_moves_the_windows(void **state)
 /* A quarter of the slots is left to restores with a place, and at least two slots. */
 static void some_slots_are_never_staged(void **state)
 {
-    (void)state;
     static const int cases[][2] = {{3, 1},  {4, 2},   {8, 6},   {11, 9},
                                    {12, 9}, {13, 10}, {128, 96}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -930,7 +900,6 @@ static void some_slots_are_never_staged(void **state)
 /* Staged restores read two groups at a time, and share the slots that may be staged. */
 static void staged_reads_are_few(void **state)
 {
-    (void)state;
     struct restore *other = new_restore();
     rr->runs = r;
     r->next = other;
@@ -955,7 +924,6 @@ static void staged_reads_are_few(void **state)
 
 static void a_staged_restore_has_a_bound_on_its_bytes(void **state)
 {
-    (void)state;
     struct group g = {.n_chunks = 3, .kind = STORE_KV};
     rr->record_room[STORE_HIDDEN] = 1000;
     rr->record_room[STORE_KV] = 2000;
@@ -979,7 +947,6 @@ static void a_staged_restore_has_a_bound_on_its_bytes(void **state)
  * compute lane. */
 static void a_place_begins_the_restores_time(void **state)
 {
-    (void)state;
     static const struct kv_table table;
     static const struct plan_layer costs[N_LAYERS];
     struct restore_job job = job_of("KKKK", 0, N_CHUNKS);
@@ -1021,7 +988,6 @@ static void a_place_begins_the_restores_time(void **state)
 /* Where the host checks, direct reads are left out, or refused if they were asked for. */
 static void direct_reads_need_a_device_that_checks(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_int_equal(restore_direct_open(rr, &err), 0);
     rr->o.direct = RESTORE_DIRECT_OFF;

@@ -44,7 +44,6 @@ static struct restore *new_restore(void)
 
 static int make(void **state)
 {
-    (void)state;
     assert_true(st_place_open(&place, "dram", 1));
     store = st_open(&place);
     st_keys(&context, N, keys + 1);
@@ -67,7 +66,6 @@ static int make(void **state)
 
 static int destroy(void **state)
 {
-    (void)state;
     pthread_mutex_destroy(&r->fault_lock);
     free(r);
     pthread_mutex_destroy(&rr->lock);
@@ -101,7 +99,6 @@ static void end_fetch(int n_chunks, enum remote_miss why, const char *text)
  * failed, or the chunks are about to be committed. */
 static void the_missing_chunks_are_asked_for(void **state)
 {
-    (void)state;
     static const struct {
         int n_hits, n_have, code;
         const char *why;
@@ -160,7 +157,6 @@ static void the_missing_chunks_are_asked_for(void **state)
  * a truncated context is needed until all moved chunks are there. */
 static void missing_chunks_have_the_price_of_the_rest(void **state)
 {
-    (void)state;
     static const struct {
         int n_hits, n_have, n_moved;
         double recompute_s, want_recompute_s, want_restore_s;
@@ -205,7 +201,6 @@ static void missing_chunks_have_the_price_of_the_rest(void **state)
 /* A remote that rests is not asked, and the look-up says why. */
 static void a_resting_remote_is_named(void **state)
 {
-    (void)state;
     remote->stats.is_up = false;
     snprintf(remote->stats.why_down, sizeof remote->stats.why_down, "no route");
     r->found.n_hits = 3;
@@ -222,7 +217,6 @@ static void a_resting_remote_is_named(void **state)
 /* The chunks that came are looked up behind those that were found before. */
 static void fetched_chunks_are_found(void **state)
 {
-    (void)state;
     static const struct {
         int n_hits, n_stored, n_came, n_remote;
         enum remote_miss why;
@@ -267,7 +261,6 @@ static void fetched_chunks_are_found(void **state)
 /* The look-up goes on when the fetch has ended. */
 static void the_end_of_a_fetch_wakes_the_look_up(void **state)
 {
-    (void)state;
     assert_int_equal(restore_heard_ns(r), 0);
     assert_true(restore_remote_begin(r));
     atomic_store(&r->fetch->t_heard, 12345);
@@ -286,7 +279,6 @@ static void the_end_of_a_fetch_wakes_the_look_up(void **state)
 /* A restore that ended before its fetch is freed by the fetch, unless a read is in flight. */
 static void the_last_one_frees_the_restore(void **state)
 {
-    (void)state;
     assert_true(restore_remote_begin(r));
     r->state = RESTORE_ABANDONED;
     r->n_in_flight++; /* the look-up still runs */
@@ -313,7 +305,6 @@ static void the_last_one_frees_the_restore(void **state)
 /* Full chunks that a request uses are offered to a remote that stores chunks on use. */
 static void used_chunks_are_offered(void **state)
 {
-    (void)state;
     for (int i = 0; i < N; i++)
         hits[i] = (struct store_hit){.key = keys[1 + i], .n_tokens = 64};
     hits[4].n_tokens = 63;

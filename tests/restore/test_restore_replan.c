@@ -26,7 +26,6 @@ static struct store_hit hits[N_CHUNKS];
 
 static int make(void **state)
 {
-    (void)state;
     rr = xcalloc(1, sizeof *rr);
     r = xcalloc(1, sizeof *r);
     pthread_mutex_init(&rr->lock, NULL);
@@ -50,7 +49,6 @@ static int make(void **state)
 
 static int destroy(void **state)
 {
-    (void)state;
     pthread_mutex_destroy(&rr->lock);
     free(rr);
     free(r);
@@ -78,7 +76,6 @@ static void set_comp_h(double s)
 
 static void an_idle_compute_lane_takes_hidden_states(void **state)
 {
-    (void)state;
     becomes("KKKK", "KHHH");
     becomes("KHHH", "KHHH");
     becomes("KHKK", "KHHH"); /* a layer that has this kind already is passed over */
@@ -87,7 +84,6 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
 /* The remaining compute of layer 0 counts in proportion to its remaining chunks. */
 static void a_busy_compute_lane_takes_keys_and_values(void **state)
 {
-    (void)state;
     r->costs[0].comp_h_s = 50;
     r->layer_left[0] = N_CHUNKS;
     becomes("HKKK", "HKKK");
@@ -103,7 +99,6 @@ static void a_busy_compute_lane_takes_keys_and_values(void **state)
 /* Layers that take longer to compute than to read come first. */
 static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
 {
-    (void)state;
     set_comp_h(2);
     becomes("KKKK", "KHHK");
     becomes("HHHH", "HHHK");
@@ -114,7 +109,6 @@ static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
  * nothing. */
 static void a_disk_is_as_slow_as_it_has_shown(void **state)
 {
-    (void)state;
     set_comp_h(2);
     r->io_done_s = 2;
     r->io_ns = 6000000000;
@@ -130,7 +124,6 @@ static void a_disk_is_as_slow_as_it_has_shown(void **state)
 /* Keys and values need compute, too: with 1 s each, one hidden layer of 2 s is best. */
 static void keys_and_values_have_their_own_compute(void **state)
 {
-    (void)state;
     set_comp_h(2);
     for (int l = 1; l < N_LAYERS; l++)
         r->costs[l].comp_kv_s = 1;
@@ -140,7 +133,6 @@ static void keys_and_values_have_their_own_compute(void **state)
 /* The part of layer 0 that is not read yet counts as well. */
 static void the_rest_of_a_layer_is_read_first(void **state)
 {
-    (void)state;
     set_comp_h(2);
     r->costs[0].io_kv_s = 20;
     /* 10 s of reads are left, so the compute lane is never the longer one */
@@ -152,7 +144,6 @@ static void the_rest_of_a_layer_is_read_first(void **state)
 
 static void layers_without_both_kinds_stay(void **state)
 {
-    (void)state;
     r->costs[2].has_both = false;
     becomes("KKKK", "KHKH");
 }
@@ -161,7 +152,6 @@ static void layers_without_both_kinds_stay(void **state)
  * that kind. */
 static void rows_that_have_come_say_what_a_layer_takes(void **state)
 {
-    (void)state;
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
     r->kind_ns[STORE_HIDDEN] = (int64_t)(10e9 / N_ROWS * GROUP_ROWS);
     becomes("KKKK", "KKKK"); /* compute takes 10 s per layer, and all reads together 6 s */
@@ -171,7 +161,6 @@ static void rows_that_have_come_say_what_a_layer_takes(void **state)
 
 static void recomputation_keeps_the_lane_busy(void **state)
 {
-    (void)state;
     r->n_recompute = 2;
     rr->row_ns[0] = 50e9 / (2 * N_ROWS);
     becomes("KKKK", "KKKK");
@@ -182,7 +171,6 @@ static void recomputation_keeps_the_lane_busy(void **state)
 
 static void some_restores_stay_as_they_are(void **state)
 {
-    (void)state;
     r->out.raced_layers = 1;
     becomes("KKKK", "KKKK");
     r->out.raced_layers = 0;
@@ -196,7 +184,6 @@ static void some_restores_stay_as_they_are(void **state)
 /* Layers with a window have fewer chunks: shares of a layer are shares of its own chunks. */
 static void a_window_makes_a_layer_shorter(void **state)
 {
-    (void)state;
     set_comp_h(2);
     r->start[0] = N_CHUNKS / 2;
     r->costs[0].io_kv_s = 5;
@@ -218,7 +205,6 @@ static void a_window_makes_a_layer_shorter(void **state)
 /* A read that is in flight counts with its time so far. */
 static void a_read_in_flight_shows_a_slow_disk(void **state)
 {
-    (void)state;
     set_comp_h(2);
     r->io_done_s = 2;
     r->io_ns = 2000000000;
@@ -234,7 +220,6 @@ static void a_read_in_flight_shows_a_slow_disk(void **state)
  * records and its hidden states must be read. */
 static void a_job_brings_its_costs(void **state)
 {
-    (void)state;
     struct plan plan = {.n_layers = N_LAYERS};
     struct plan_layer layer[N_LAYERS];
     memcpy(plan.method, "KHKH", N_LAYERS);
@@ -277,7 +262,6 @@ static void a_job_brings_its_costs(void **state)
 /* A group that has come back counts with its share of its layer's planned time. */
 static void a_group_is_a_share_of_its_layer(void **state)
 {
-    (void)state;
     struct group g = {.layer = 1, .n_chunks = 5, .kind = STORE_KV};
     restore_replan_read(r, &g);
     assert_true(r->io_done_s == 1);

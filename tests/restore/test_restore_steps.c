@@ -34,7 +34,6 @@ static struct plan plan;
 
 static int make(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 fingerprint = st_fingerprint(0);
     assert_true(st_place_open(&place, "dram", 1));
@@ -72,7 +71,6 @@ static int make(void **state)
 
 static int destroy(void **state)
 {
-    (void)state;
     assert_null(rr->runs);
     store_reader_close(rr->reader);
     io_alarm_deinit(&rr->alarm);
@@ -129,7 +127,6 @@ static void save_partial(int n, int n_tokens)
 /* A look-up finds the full chunks that are stored, and says where the context leaves them. */
 static void a_look_up_finds_the_longest_chain(void **state)
 {
-    (void)state;
     st_must_save(store, &context, 7);
     static const struct {
         int n_tokens, differs; /* differs: index of a changed token, or -1 */
@@ -171,7 +168,6 @@ static void a_look_up_finds_the_longest_chain(void **state)
 /* Behind the full chunks a look-up takes the longest stored beginning of the next chunk. */
 static void a_look_up_takes_a_partial_chunk(void **state)
 {
-    (void)state;
     st_must_save(store, &context, 3);
     save_partial(3, 20);
     static const int cases[][2] = {/* tokens, tokens of the hit behind the full chunks */
@@ -205,7 +201,6 @@ static void a_look_up_takes_a_partial_chunk(void **state)
 /* The partial chunk may lack one token only. */
 static void a_partial_chunk_may_be_nearly_full(void **state)
 {
-    (void)state;
     st_must_save(store, &context, 3);
     save_partial(3, 63);
     struct restore_want want = want_of(N_TOKENS);
@@ -219,7 +214,6 @@ static void a_partial_chunk_may_be_nearly_full(void **state)
  * is unknown, a tail alone is not taken, because it does not measure the store. */
 static void a_known_speed_is_not_measured(void **state)
 {
-    (void)state;
     save_partial(0, 20);
     struct restore_want want = want_of(N_TOKENS);
     for (int i = 0; i < 4; i++) {
@@ -242,7 +236,6 @@ static void a_known_speed_is_not_measured(void **state)
 /* The caller's keys and tokens may be gone before the look-up. */
 static void a_look_up_has_its_own_keys_and_tokens(void **state)
 {
-    (void)state;
     enum { n_tokens = 3 * 64 + 20 };
     st_must_save(store, &context, 3);
     save_partial(3, 20);
@@ -266,7 +259,6 @@ static void a_look_up_has_its_own_keys_and_tokens(void **state)
 /* Before a server knows what others have erased, it uses no saved state. */
 static void nothing_is_used_before_the_erasures_are_known(void **state)
 {
-    (void)state;
     struct remote *remote = xcalloc(1, sizeof *remote);
     pthread_mutex_init(&remote->lock, NULL);
     st_must_save(store, &context, 3);
@@ -291,7 +283,6 @@ static void nothing_is_used_before_the_erasures_are_known(void **state)
 /* While the remote fetches for one look-up, the next one is served. */
 static void other_look_ups_go_on_during_a_fetch(void **state)
 {
-    (void)state;
     struct remote *remote = xcalloc(1, sizeof *remote);
     pthread_mutex_init(&remote->lock, NULL);
     clock_cond_init(&remote->for_reader);
@@ -394,7 +385,6 @@ static void end(struct restore *r)
 /* Layers are read in the plan's order, eight chunks at a time. */
 static void groups_come_in_their_order(void **state)
 {
-    (void)state;
     st_must_save(store, &context, N);
     struct restore *r = start("KHK", 1, N, NULL);
     next_is(r, 0, 1, 8, STORE_KV);
@@ -416,7 +406,6 @@ static void groups_come_in_their_order(void **state)
 /* Staging memory that no restore uses is given back, and the next restore has it again. */
 static void staging_memory_rests(void **state)
 {
-    (void)state;
     uint8_t *staging = rr->staging.ptr;
     st_must_save(store, &context, N);
     for (int i = 0; i < 3; i++) {
@@ -438,7 +427,6 @@ static void staging_memory_rests(void **state)
 /* Each slot is in use once, and no group is taken while none is free. */
 static void groups_in_flight_are_bounded_by_the_slots(void **state)
 {
-    (void)state;
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
     struct group *kept[4];
@@ -473,7 +461,6 @@ static void groups_in_flight_are_bounded_by_the_slots(void **state)
 /* A run ends where the kind of record changes. */
 static void a_group_has_one_kind(void **state)
 {
-    (void)state;
     static const bool takes_kv[N] = {false, false, true, true, true, false, true};
     st_must_save(store, &context, N);
     struct restore *r = start("KHK", 0, N, takes_kv);
@@ -492,7 +479,6 @@ static void a_group_has_one_kind(void **state)
 /* Chunks behind a lost one are not read, and chunks that a race has recomputed neither. */
 static void reads_stay_within_the_good_chunks(void **state)
 {
-    (void)state;
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
     next_is(r, 0, 0, 8, STORE_KV);
@@ -517,7 +503,6 @@ static void reads_stay_within_the_good_chunks(void **state)
  * parked. */
 static void a_staged_restore_comes_second(void **state)
 {
-    (void)state;
     st_must_save(store, &context, N);
     struct restore_want want = want_of(N * 64);
     struct restore *staged = find(&want);
@@ -543,7 +528,6 @@ static void a_staged_restore_comes_second(void **state)
 /* A restore that ends during its reads is freed when the last one has come. */
 static void the_last_read_frees_an_abandoned_restore(void **state)
 {
-    (void)state;
     st_must_save(store, &context, N);
     for (int n = 1; n <= 3; n++) {
         struct restore *r = start("KKK", 0, N, NULL);
@@ -567,7 +551,6 @@ static void the_last_read_frees_an_abandoned_restore(void **state)
 /* Measuring ahead holds no chunk back from an erasure. */
 static void a_measurement_releases_its_chunks(void **state)
 {
-    (void)state;
     struct store_erased gone = {0};
     struct err err = {0};
     st_must_save(store, &context, N);
@@ -586,7 +569,6 @@ static void a_measurement_releases_its_chunks(void **state)
 /* A restore holds its chunks until it ends. */
 static void a_restore_releases_its_chunks_at_its_end(void **state)
 {
-    (void)state;
     struct store_erased gone = {0};
     struct err err = {0};
     st_must_save(store, &context, N);

@@ -12,7 +12,6 @@ static struct restore_trace t;
 
 static void what_follows_is_joined(void **state)
 {
-    (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
     /* begins 5 us after the last span's end */
@@ -27,7 +26,6 @@ static void what_follows_is_joined(void **state)
 
 static void what_overlaps_is_cut(void **state)
 {
-    (void)state;
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
     /* began while the last span was in flight, so its beginning is cut off */
@@ -41,7 +39,6 @@ static void what_overlaps_is_cut(void **state)
 
 static void memory_is_bounded(void **state)
 {
-    (void)state;
     t.n = 0;
     for (int i = 0; i < 2 * RESTORE_MAX_SPANS; i++)
         restore_trace_add(&t, i * (int64_t)100000, i * (int64_t)100000 + 10, i % 100, 'R');

@@ -26,7 +26,6 @@ static void expect(const char *text, const struct save_kinds_from *from,
 
 static void names_and_letters(void **state)
 {
-    (void)state;
     const struct save_kinds_from from = {.n_layers = L, .h_bytes = 2, .kv_bytes = 4};
     uint8_t kinds[L];
     expect("none", &from, (uint8_t[L]){0});
@@ -41,7 +40,6 @@ static void names_and_letters(void **state)
 /* Until the store's speed is known, every kind that a best plan might use is saved. */
 static void an_unknown_store_keeps_every_option(void **state)
 {
-    (void)state;
     struct platform no_tier;
     platform_init(&no_tier);
     struct save_kinds_from from = {.n_layers = L, .h_bytes = 2, .kv_bytes = 4};
@@ -90,7 +88,6 @@ static int count(const uint8_t *kinds, uint8_t bit)
 
 static void plans_that_have_less_compute_want_kv(void **state)
 {
-    (void)state;
     struct platform p = balanced();
     const struct save_kinds_from from = from_of(&p, 4096);
     uint8_t alone[L], both[L];
@@ -112,7 +109,6 @@ static void plans_that_have_less_compute_want_kv(void **state)
 /* The kinds suit plans of short contexts and of the longest one, each with its own best letters. */
 static void growth_is_planned_for(void **state)
 {
-    (void)state;
     struct platform p = balanced();
     /* projecting has a high fixed cost, so it is expensive for few tokens */
     p.c_h = (struct cost_curve){.a_s = 1e-2, .b_s = 1e-7};
@@ -131,7 +127,6 @@ static void growth_is_planned_for(void **state)
 
 static void a_chunk_suffices_with_all_wanted_records(void **state)
 {
-    (void)state;
     const uint8_t wanted[3] = {H, 0, B};
     assert_true(save_kinds_suffice(wanted, (uint8_t[3]){H, 0, B}, 3));
     assert_true(save_kinds_suffice(wanted, (uint8_t[3]){B, K, B}, 3));
@@ -144,7 +139,6 @@ static void a_chunk_suffices_with_all_wanted_records(void **state)
  * records that they have. */
 static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
 {
-    (void)state;
     const uint8_t wanted[2] = {H, K}, has_all[2] = {B, K}, lacks[2] = {H, H};
     struct save_kinds_found f = {.n_chunks = 3, .has_partial = true, .stored = has_all};
     assert_int_equal(save_kinds_usable(&f, wanted, 2), 3);
@@ -165,7 +159,6 @@ static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
 /* Plans for the longest context count, even if no shorter length wants a record. */
 static void the_longest_context_is_planned_for(void **state)
 {
-    (void)state;
     struct platform p = balanced();
     p.c_tok = (struct cost_curve){.c_s = 1e-9};
     p.c_h.b_s = p.c_kv.b_s = 1e-9;
@@ -185,7 +178,6 @@ static void the_longest_context_is_planned_for(void **state)
  * not where unpacking would make them longer, nor while a speed is unknown. */
 static void state_is_packed_where_restores_lose_nothing(void **state)
 {
-    (void)state;
     static const struct {
         double unpack, disk, tok_s, h_s;
         bool has_copies, packs;
@@ -220,7 +212,6 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
 /* Longer contexts count, too: for these, layers are read that short ones compute. */
 static void every_length_decides_about_packing(void **state)
 {
-    (void)state;
     struct platform p = balanced();
     p.c_h.b_s = 1e-10;
     p.c_tok = (struct cost_curve){.c_s = 1e-11};

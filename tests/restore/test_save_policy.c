@@ -43,7 +43,6 @@ static const char *letters_of(const struct save_policy *p, int n)
 
 static void names_and_letters(void **state)
 {
-    (void)state;
     static const struct {
         const char *text, *want;
     } good[] = {{"none", "--------"},    {"hidden", "HHHHHHHH"},   {"kv", "KKKKKKKK"},
@@ -67,7 +66,6 @@ static void names_and_letters(void **state)
 /* Without a profile of the store, every kind is saved that the best plan might use. */
 static void automatic_without_a_profile(void **state)
 {
-    (void)state;
     struct save_policy p;
     struct model mha = shaped(64, 4, 16), gqa = shaped(128, 2, 16);
     struct platform none = platform_of(&mha);
@@ -95,7 +93,6 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
 /* The option decides about packing. auto asks the profile. */
 static void packing(void **state)
 {
-    (void)state;
     struct model m = shaped(1024, 16, 64);
     struct platform f = platform_of(&m);
     et_platform(&f, 1e-3, 1e-4, 1e-9, 1e8);
@@ -120,7 +117,6 @@ static void packing(void **state)
  * so nothing is written for it. */
 static void automatic_by_plan(void **state)
 {
-    (void)state;
     struct model mha = shaped(1024, 16, 64);
     /* The store is so fast that loading beats every computation. */
     struct save_policy p = automatic(&mha, 1e-3, 1e-4, 1e-9, 1e12, 4096);
@@ -144,7 +140,6 @@ static void automatic_by_plan(void **state)
 /* Recomputing grows faster than reading, so what is saved depends on the longest context. */
 static void the_longest_context_counts(void **state)
 {
-    (void)state;
     struct model mha = shaped(1024, 16, 64);
     struct platform f = platform_of(&mha);
     /* Reading the hidden states of 512 tokens takes as long as computing ten layers. */
@@ -164,7 +159,6 @@ static void the_longest_context_counts(void **state)
 /* When decodes leave restores only a share of the compute, projections do not pay any more. */
 static void automatic_beside_decodes(void **state)
 {
-    (void)state;
     struct model m = shaped(1024, 16, 64);
     struct platform f = platform_of(&m);
     struct save_policy p;
@@ -184,7 +178,6 @@ static void automatic_beside_decodes(void **state)
 /* With more layers than the store supports nothing is saved, and no array is overrun. */
 static void too_many_layers(void **state)
 {
-    (void)state;
     struct save_policy p;
     struct model m = shaped(64, 4, 16);
     m.cfg.n_layers = 200;

@@ -23,7 +23,6 @@ static int places(int64_t n, int64_t prompt, int64_t *at)
 
 static void places_of_a_prompt(void **state)
 {
-    (void)state;
     int64_t at[8];
     assert_int_equal(places(5000, 5000, at), 3);
     assert_int_equal(at[0], 2048);
@@ -41,7 +40,6 @@ static void places_of_a_prompt(void **state)
 /* A long prompt gets few snapshots far before its end, none of which would be thinned at once. */
 static void a_long_prompt_gets_few(void **state)
 {
-    (void)state;
     int64_t at[64];
     bool drop[64];
     int n = places(120000, 120000, at);
@@ -60,7 +58,6 @@ static void a_long_prompt_gets_few(void **state)
 
 static void no_two_are_near(void **state)
 {
-    (void)state;
     int64_t at[8];
     assert_int_equal(places(200, 200, at), 0);
     assert_int_equal(places(2200, 2200, at),
@@ -73,7 +70,6 @@ static void no_two_are_near(void **state)
 
 static void a_branch_gets_one(void **state)
 {
-    (void)state;
     struct snapshot_view v = {.done = 1024, .prompt = 3000};
     assert_false(snapshot_is_due(&v));
     v.is_branch = true;
@@ -87,7 +83,6 @@ static void a_branch_gets_one(void **state)
 /* Gaps are at most a quarter of the distance to the end, so few remain of many. */
 static void gaps_grow_with_age(void **state)
 {
-    (void)state;
     enum { N = 64 };
     int64_t at[N], before = 0;
     bool drop[N];

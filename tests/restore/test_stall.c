@@ -32,7 +32,6 @@ static enum stall_choice choose(const struct stall_view *v)
 
 static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
 {
-    (void)state;
     struct stall_view v = view(0.0999);
     v.n_left = 1; /* one slow read is left: not yet a crawl */
     assert_int_equal(choose(&v), STALL_WAIT);
@@ -45,7 +44,6 @@ static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
 
 static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
 {
-    (void)state;
     struct stall_view v = view(60);
     v.is_idle = false;
     assert_int_equal(choose(&v), STALL_WAIT);
@@ -58,7 +56,6 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
  * gives the reads up and loses what it has read, so this needs more evidence than a race. */
 static void reads_are_left_where_they_cannot_be_raced(void **state)
 {
-    (void)state;
     for (int i = 0; i < 3; i++) {
         struct stall_view v = view(0.9999);
         v.is_beside = i != 1;
@@ -79,7 +76,6 @@ static void reads_are_left_where_they_cannot_be_raced(void **state)
 
 static void what_cannot_be_recomputed_is_waited_for(void **state)
 {
-    (void)state;
     struct stall_view v = view(3600);
     v.may_recompute = false;
     assert_int_equal(choose(&v), STALL_WAIT);
@@ -92,7 +88,6 @@ static void what_cannot_be_recomputed_is_waited_for(void **state)
  * as this restore has measured them. */
 static void slow_reads_are_given_their_time(void **state)
 {
-    (void)state;
     struct stall_view v = view(0.19);
     v.n_left = 1;
     v.read_s = 0.1;
@@ -112,7 +107,6 @@ static void slow_reads_are_given_their_time(void **state)
  * recomputation. */
 static void a_crawl_is_raced(void **state)
 {
-    (void)state;
     struct stall_view v = view(0.01);
     v.elapsed_s = 0.12; /* 60 ms per read: the 8 remaining reads take 480 ms */
     assert_int_equal(choose(&v), STALL_WAIT);
@@ -129,7 +123,6 @@ static void a_crawl_is_raced(void **state)
 
 static void a_thread_that_lost_its_core_is_no_stall(void **state)
 {
-    (void)state;
     struct stall_view v = view(0.0019);
     v.recompute_s = 0.001;
     v.read_s = 0.0001;
@@ -144,7 +137,6 @@ static void a_thread_that_lost_its_core_is_no_stall(void **state)
 /* The returned time again_s is never too long: sleeping for it misses no decision. */
 static void it_says_when_to_ask_again(void **state)
 {
-    (void)state;
     double again_s;
     struct stall_view v = view(0.04);
     v.n_left = 1;

@@ -18,7 +18,6 @@ static enum surprise of(double total, double io, double compute)
 
 static void a_miss_is_a_factor_of_two(void **state)
 {
-    (void)state;
     assert_int_equal(of(0.100, 0.090, 0.040), SURPRISE_NONE);
     assert_int_equal(of(0.200, 0.190, 0.040), SURPRISE_NONE);
     assert_int_equal(of(0.201, 0.191, 0.040), SURPRISE_READS);
@@ -28,7 +27,6 @@ static void a_miss_is_a_factor_of_two(void **state)
 
 static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
 {
-    (void)state;
     /* exactly half of the excess is due to reads */
     assert_int_equal(of(0.300, 0.190, 0.040), SURPRISE_READS);
     /* less than half is due to reads */
@@ -43,7 +41,6 @@ static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
 
 static void lost_chunks_explain_a_miss_by_themselves(void **state)
 {
-    (void)state;
     const struct surprise_times slow = {0.300, 0.290, 0.040}, fast = {0.010, 0.010, 0},
                                 as_said = {0.110, 0.100, 0.040};
     assert_int_equal(surprise_of(&predicted, &slow, false), SURPRISE_LOST);
@@ -53,7 +50,6 @@ static void lost_chunks_explain_a_miss_by_themselves(void **state)
 
 static void a_few_milliseconds_are_no_miss(void **state)
 {
-    (void)state;
     const struct surprise_times p = {0.001, 0.001, 0}, m = {0.006, 0.006, 0},
                                 more = {0.0061, 0.0061, 0};
     assert_int_equal(surprise_of(&p, &m, true), SURPRISE_NONE);
@@ -64,7 +60,6 @@ static void a_few_milliseconds_are_no_miss(void **state)
 
 static void every_cause_has_a_name_of_its_own(void **state)
 {
-    (void)state;
     for (int i = 0; i < SURPRISES; i++)
         for (int k = 0; k < i; k++)
             assert_string_not_equal(surprise_name(i), surprise_name(k));

@@ -101,7 +101,6 @@ static bool same(struct sha256 a, struct sha256 b)
 
 static void models_and_dtypes_differ(void **state)
 {
-    (void)state;
     struct sha256 f[] = {
         make("cpu", "synth:tiny-mha", "f32", 1),   make("cpu", "synth:tiny-mha", "bf16", 1),
         make("cpu", "synth:tiny-mha", "f16", 1),   make("cpu", "synth:tiny-gqa", "f32", 1),
@@ -116,7 +115,6 @@ static void models_and_dtypes_differ(void **state)
 
 static void threads_do_not_matter(void **state)
 {
-    (void)state;
     for (int threads = 2; threads <= 3; threads++)
         assert_true(same(make("cpu", "synth:tiny-gqa", "bf16", 1),
                          make("cpu", "synth:tiny-gqa", "bf16", threads)));
@@ -126,7 +124,6 @@ static void threads_do_not_matter(void **state)
  * q8 and bf16r weights (AMX, VNNI), too. */
 static void instruction_sets_share_state(void **state)
 {
-    (void)state;
     static const char *const isas[] = {"avx512", "avx2", "portable"};
     static const char *const dtypes[] = {"f32", "bf16", "q8", "q4", "bf16r"};
     int n = 0;
@@ -150,7 +147,6 @@ static void instruction_sets_share_state(void **state)
 /* Two backends never share state, even if a short run gives equal bits. */
 static void backends_differ(void **state)
 {
-    (void)state;
     static const char *const families[] = {
         "llama", "llama3", "mistral",   "qwen2",      "qwen2-window", "qwen3",     "gemma",
         "opt",   "phi",    "falcon-7b", "falcon-11b", "falcon-40b",   "falcon-rw", "phi3"};
@@ -172,7 +168,6 @@ static void backends_differ(void **state)
  */
 static void declarations_count(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "bf16", 1);
     struct sha256 f = fingerprint_of(&p);
@@ -193,7 +188,6 @@ static void declarations_count(void **state)
  * from the middle, or for the last positions only. The last build differs in a single dimension. */
 static void rotation_tables_count(void **state)
 {
-    (void)state;
     enum { MAX_CTX = 4096 };
     struct place p;
     place_open_context(&p, "cpu", "synth:tiny-mha", "bf16", 1, MAX_CTX);
@@ -219,7 +213,6 @@ static void rotation_tables_count(void **state)
  * and the checkpoint's type as the config gives it. */
 static void eos_ids_and_the_maximum_do_not_matter(void **state)
 {
-    (void)state;
     struct sha256 f = make("cpu", "synth:tiny-gqa", "bf16", 1);
     static const int contexts[] = {1, 63, 64, 65, 128, 1980, 1989, 1990, 2048, 5000};
     for (size_t i = 0; i < sizeof contexts / sizeof contexts[0]; i++) {
@@ -238,7 +231,6 @@ static void eos_ids_and_the_maximum_do_not_matter(void **state)
 /* Fields that determine a state's bits change the fingerprint, each by itself. */
 static void fields_of_the_config_count(void **state)
 {
-    (void)state;
     struct model_config c;
     struct err err = {0};
     assert_int_equal(config_shape(&c, "tiny-gqa", &err), 0);
@@ -287,7 +279,6 @@ static void fields_of_the_config_count(void **state)
 /* The probe also runs a layer whose kind differs from that of layer 0. */
 static void every_kind_of_layer_is_probed(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "cpu", "tests/model/golden/families/qwen2-window", "f32", 1);
     int l = 1;
@@ -303,7 +294,6 @@ static void every_kind_of_layer_is_probed(void **state)
 /* A probe alone would not notice this: the weights are exactly representable in 8 bits. */
 static void the_kind_of_weights_counts(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "q8", 1);
     struct sha256 f = fingerprint_of(&p);
@@ -331,7 +321,6 @@ static void the_kind_of_weights_counts(void **state)
  * are equal. */
 static void a_table_of_blocks_counts_where_bits_differ(void **state)
 {
-    (void)state;
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float other[64 * 256];
     struct place p;
@@ -365,7 +354,6 @@ static void a_table_of_blocks_counts_where_bits_differ(void **state)
  */
 static void each_field_counts(void **state)
 {
-    (void)state;
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "f32", 1);
     struct sha256 f = fingerprint_of(&p);
@@ -400,7 +388,6 @@ static void each_field_counts(void **state)
  * changes although no declared version does, all saved state is lost without need. */
 static void fingerprints_stay_the_same(void **state)
 {
-    (void)state;
     static const struct {
         const char *model, *dtype, *hex;
     } cases[] = {

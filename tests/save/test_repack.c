@@ -112,7 +112,6 @@ static void assert_holds(struct store *s, int n, bool is_packed)
 
 static void later_is_as_good(void **state)
 {
-    (void)state;
     for (int i = 0; i < 8; i++) { /* on one disk or two, in memory, encrypted */
         struct st_place p;
         st_place_key = i >= 4 ? st_key : NULL;
@@ -145,7 +144,6 @@ static void later_is_as_good(void **state)
 /* Whoever holds a chunk reads on; its former bytes become free when it is released. */
 static void readers_go_on(void **state)
 {
-    (void)state;
     struct st_place p;
     struct sha256 keys[N];
     struct store_hit hits[N];
@@ -173,7 +171,6 @@ static void readers_go_on(void **state)
 /* A store without any room packs nothing and evicts nothing. */
 static void nothing_is_evicted_for_it(void **state)
 {
-    (void)state;
     struct st_place p;
     assert_true(st_place_open(&p, "sim", 1));
     struct store *s = st_open(&p);
@@ -197,7 +194,6 @@ static void nothing_is_evicted_for_it(void **state)
 /* Chunks that are erased between their packing and its commit stay away. */
 static void what_was_erased_stays_away(void **state)
 {
-    (void)state;
     struct st_place p;
     struct repack *r;
     struct sha256 keys[N];

@@ -21,7 +21,6 @@ static struct save_memory memory_of(size_t n_bytes, size_t min_bytes)
 
 static void memory_is_taken_up_to_its_end(void **state)
 {
-    (void)state;
     struct save_memory m = memory_of(10 * A, A);
     assert_int_equal(m.n_bytes, 10 * A);
     assert_int_equal(m.n_runs, 0);
@@ -48,7 +47,6 @@ static void memory_is_taken_up_to_its_end(void **state)
 /* Sizes are rounded up, so every run is aligned. */
 static void runs_are_aligned(void **state)
 {
-    (void)state;
     struct save_memory m = memory_of(3 * A - 1, 1);
     assert_int_equal(m.n_bytes, 3 * A);
     assert_ptr_equal(save_memory_take(&m, 1), m.base);
@@ -62,7 +60,6 @@ static void runs_are_aligned(void **state)
 /* A gap is used by the next run that fits it. */
 static void gaps_are_filled(void **state)
 {
-    (void)state;
     struct save_memory m = memory_of(12 * A, A);
     uint8_t *at[6];
     for (int i = 0; i < 6; i++)
@@ -91,7 +88,6 @@ static void gaps_are_filled(void **state)
 /* There may be as many runs as the smallest ones that fit. */
 static void the_smallest_runs_fill_the_memory(void **state)
 {
-    (void)state;
     struct save_memory m = memory_of(50 * A, A);
     assert_in_range(m.max_runs, 50, 51);
     for (int i = 0; i < 50; i++)

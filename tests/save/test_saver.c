@@ -460,7 +460,6 @@ static void ask_for_commit(struct line *x, int how)
  * single commit may take that long, but not each of them. */
 static void commits_come_when_asked_for(void **state)
 {
-    (void)state;
     for (int how = 0; how < 3; how++) {
         int64_t quickest_ns = INT64_MAX;
         for (int tries = 0; tries < 100 && quickest_ns > SAVE_COMMIT_NS / 2; tries++) {
@@ -504,7 +503,6 @@ static void continues_a_stored_prefix(void **state)
  * of them. */
 static void tails_grow(void **state)
 {
-    (void)state;
     static const int idle_at[] = {3, 40, 64 + 1, 64 + 5, 64 + 6, 64 + 63, 200, 256, 300};
     static const char *const saves[] = {"both", "kv", "HKB-"};
     for (int i = 0; i < 6; i++) {
@@ -581,13 +579,11 @@ static void two_continue_one_tail(bool begins_late)
 
 static void two_begin_at_one_tail(void **state)
 {
-    (void)state;
     two_continue_one_tail(false);
 }
 
 static void one_begins_at_a_superseded_tail(void **state)
 {
-    (void)state;
     two_continue_one_tail(true);
 }
 
@@ -691,7 +687,6 @@ enum { MANY = 32 };
  * to their end. */
 static void tails_stay_within_the_bound(void **state)
 {
-    (void)state;
     static const enum save_wait hows[] = {SAVE_TRY, SAVE_SHED, SAVE_WAIT};
     struct rig r;
     struct line hog[MANY], x;
@@ -759,7 +754,6 @@ static void memory_follows_the_policy(void **state)
  * wait. */
 static void shed_when_the_writer_falls_behind(void **state)
 {
-    (void)state;
     struct rig r;
     struct line a, b, c;
     rig_open_small(&r, 1, 0);
@@ -801,7 +795,6 @@ static uint64_t appended_bytes(const struct rig *r)
  * the saver ends. */
 static void what_is_held_back_is_written_in_the_end(void **state)
 {
-    (void)state;
     struct rig r;
     struct line a, b;
     rig_open_small(&r, 1, 0); /* a save buffer of four chunks */
@@ -834,7 +827,6 @@ static void what_is_held_back_is_written_in_the_end(void **state)
  * saved. */
 static void full_disk(void **state)
 {
-    (void)state;
     static const char *const path[] = {"seg-", "index.db-wal"};
     for (int i = 0; i < 2; i++) {
         struct rig r;
@@ -886,7 +878,6 @@ static void full_disk(void **state)
 /* The disk fails. There is one warning, all saving ends, and committed chunks stay. */
 static void disk_fault(void **state)
 {
-    (void)state;
     static const unsigned on[] = {IO_SIM_ON_WRITE, IO_SIM_ON_SYNC};
     for (int i = 0; i < 2; i++) {
         struct rig r;
@@ -1194,7 +1185,6 @@ static void a_context_erased_meanwhile_is_not_saved(void **state)
 /* Many contexts continue a document. So its end stays when one of them has filled the chunk. */
 static void the_end_of_a_document_stays(void **state)
 {
-    (void)state;
     for (int is_document = 0; is_document < 2; is_document++) {
         struct rig r;
         struct line x;
@@ -1218,7 +1208,6 @@ static void the_end_of_a_document_stays(void **state)
 /* Every end of saving but the first two has a reason of its own. */
 static void every_end_has_its_reason(void **state)
 {
-    (void)state;
     assert_string_equal(save_end_text(SAVE_GOES_ON), "");
     for (int e = SAVE_GOES_ON + 1; e < SAVE_ENDS; e++) {
         const char *text = save_end_text((enum save_end)e);
@@ -1230,7 +1219,6 @@ static void every_end_has_its_reason(void **state)
 
 static void without_a_saver_nothing_is_saved(void **state)
 {
-    (void)state;
     struct save_policy policy = {.kinds = {SAVE_KV}};
     const struct sha256 root = {{1}};
     const struct store_hit none = {0};
@@ -1251,7 +1239,6 @@ static void without_a_saver_nothing_is_saved(void **state)
  * sequence says why. */
 static void a_chunk_without_its_parent_is_not_saved(void **state)
 {
-    (void)state;
     for (int from = 64; from <= 128; from += 64) {
         struct rig r;
         struct line x;
@@ -1300,7 +1287,6 @@ static void marks_follow_the_chunks(void **state)
  * buffer has room for at least one batch. */
 static void the_memory_of_a_saver_is_counted(void **state)
 {
-    (void)state;
     static const size_t asked[] = {1, 16 << 20};
     struct rig r;
     for (int i = 0; i < 2; i++) {
@@ -1321,7 +1307,6 @@ static void the_memory_of_a_saver_is_counted(void **state)
  * as it is. The idle writer packs it. Keys and values would save no block. */
 static void an_idle_writer_packs_what_was_stored_as_it_is(void **state)
 {
-    (void)state;
     struct rig r;
     struct line x;
     rig_open_small(&r, 1, 0);
@@ -1343,7 +1328,6 @@ static void an_idle_writer_packs_what_was_stored_as_it_is(void **state)
 /* The smallest chunks fill the whole buffer. */
 static void the_buffer_has_room_for_the_smallest_chunks(void **state)
 {
-    (void)state;
     enum { MOST = 64 };
     struct rig r;
     struct line *hog = xcalloc(MOST, sizeof *hog);
@@ -1382,7 +1366,6 @@ static void a_stopped_sequence_gives_its_memory_back(void **state)
 
 static void the_kinds_of_a_chunk_are_letters(void **state)
 {
-    (void)state;
     struct store_mask mask = {0};
     uint8_t kinds[5] = {9, 9, 9, 9, 9};
     store_mask_add(&mask, 1, STORE_HIDDEN);
@@ -1432,7 +1415,6 @@ static void free_remote(struct remote *remote)
  * sequence has ended. A partial chunk is not offered. */
 static void full_chunks_are_offered_in_time(void **state)
 {
-    (void)state;
     enum { CHUNKS = 18 }; /* more than a sequence remembers at first */
     static const struct {
         enum remote_when when;
@@ -1468,7 +1450,6 @@ static void full_chunks_are_offered_in_time(void **state)
 /* The header of a partial chunk has no tokens of a chunk that had the same memory before. */
 static void a_partial_chunk_has_no_other_tokens(void **state)
 {
-    (void)state;
     struct rig r;
     struct line x;
     struct store_reader *reader;
@@ -1497,7 +1478,6 @@ static void a_partial_chunk_has_no_other_tokens(void **state)
 /* A document is saved although waiting requests need the chunks that it evicts. */
 static void a_document_is_not_refused(void **state)
 {
-    (void)state;
     for (int is_document = 0; is_document < 2; is_document++) {
         struct rig r;
         struct line a, b;

@@ -22,7 +22,6 @@ static void assert_row(const struct store_advice *a, uint64_t contexts, uint64_t
  * the shared chunks count once. As they get older, they drop out of the rows of shorter times. */
 static void shared_chunks_count_once_and_ends_are_contexts(void **state)
 {
-    (void)state;
     struct st_place p;
     static const char *const names[] = {"hour", "day", "week", "30 days", "all time"};
     static const int64_t hours[] = {1, 24, 7 * 24, 30 * 24, 0};

@@ -70,7 +70,6 @@ static uint64_t awaited(struct ahead *a)
 
 static void provides_a_given_number_of_bytes_beyond_the_last_used_byte(void **state)
 {
-    (void)state;
     struct ahead *a = begin();
     uint8_t *p = must_map(256 * MIB);
     assert_int_equal(awaited(a), 0);
@@ -95,7 +94,6 @@ static void provides_a_given_number_of_bytes_beyond_the_last_used_byte(void **st
 
 static void another_region_begins_anew(void **state)
 {
-    (void)state;
     struct ahead *a = begin();
     uint8_t *p = must_map(16 * MIB), *other = must_map(16 * MIB);
     ahead_follow(a, p, 3 * MIB);
@@ -116,7 +114,6 @@ static void another_region_begins_anew(void **state)
 /* Providing memory beyond the provided part takes time, in proportion to its bytes. */
 static void missing_memory_has_a_price(void **state)
 {
-    (void)state;
     struct ahead *a = begin();
     uint8_t *p = must_map(128 * MIB);
     ahead_follow(a, p, 128 * MIB);
@@ -136,7 +133,6 @@ static void missing_memory_has_a_price(void **state)
 
 static void several_threads_provide_it_at_once(void **state)
 {
-    (void)state;
     uint8_t *p = must_map(33 * MIB);
     ahead_destroy(begin());
     struct ahead *a = ahead_create(UINT64_MAX, AHEAD_AT_ONCE);
@@ -169,7 +165,6 @@ static void count_threads(int *n_all, int *n_idle)
  * processor, at most 8, of the usual priority. */
 static void threads_and_their_priority(void **state)
 {
-    (void)state;
     uint8_t *p = must_map(8 * MIB);
     int n_before, n_all, n_idle;
     ahead_destroy(begin());
@@ -194,7 +189,6 @@ static void threads_and_their_priority(void **state)
 
 static void without_a_thread_nothing_happens(void **state)
 {
-    (void)state;
     uint8_t byte = 0;
     ahead_follow(NULL, &byte, 1);
     ahead_use(NULL, &byte, 1);
@@ -215,7 +209,6 @@ static const uint8_t *fill(struct store *s)
 
 static void a_store_in_memory_asks_for_it(void **state)
 {
-    (void)state;
     struct st_place p;
     assert_true(st_place_open(&p, "dram", 1));
     p.opts.segment_bytes = 256 * MIB;
@@ -235,7 +228,6 @@ static void a_store_in_memory_asks_for_it(void **state)
 /* A memory store with a stated capacity has all its memory provided, even beyond 256 MiB. */
 static void a_store_with_a_capacity_gets_all_of_it(void **state)
 {
-    (void)state;
     struct st_place p;
     if (process_memory_left() < 1024 * MIB)
         skip();

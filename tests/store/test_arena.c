@@ -47,7 +47,6 @@ static void await_resident(const struct arena *a, uint64_t at, uint64_t n_bytes)
 
 static void a_whole_arena_has_its_memory_from_the_start(void **state)
 {
-    (void)state;
     uint64_t n_bytes = 0;
     struct arena *a = open_arena(9 * MIB, UINT64_MAX);
     while (!arena_await(a, MANY, &n_bytes))
@@ -62,7 +61,6 @@ static void a_whole_arena_has_its_memory_from_the_start(void **state)
  * arena_price_s returns. */
 static void memory_is_provided_ahead_of_its_use(void **state)
 {
-    (void)state;
     uint64_t n_bytes;
     struct arena *a = open_arena(32 * MIB, 4 * MIB);
     /* without waiting: the first bytes have memory already */
@@ -81,7 +79,6 @@ static void memory_is_provided_ahead_of_its_use(void **state)
 
 static void an_arena_that_is_closed_early_ends_at_once(void **state)
 {
-    (void)state;
     for (int i = 0; i < 8; i++)
         arena_close(open_arena((uint64_t)64 * MIB, i % 2 == 0 ? UINT64_MAX : MIB));
 }
@@ -100,7 +97,6 @@ static void put(void *arg, void *p, size_t n_bytes)
 
 static void memory_of_the_caller_is_left_as_it_is(void **state)
 {
-    (void)state;
     struct arena_opts o = {16 * MIB, UINT64_MAX, {get, put, NULL}};
     struct arena *a = NULL;
     struct err err = {0};
@@ -116,7 +112,6 @@ static void memory_of_the_caller_is_left_as_it_is(void **state)
  * refused. */
 static void more_than_the_system_has_left_is_refused(void **state)
 {
-    (void)state;
     struct arena_opts o = {.ahead_bytes = UINT64_MAX};
     struct arena *a = NULL;
     struct err err = {0};

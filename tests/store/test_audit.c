@@ -70,7 +70,6 @@ static struct chunk_node *node_of(struct store *s, const struct st_ctx *c, int c
 
 static void nodes(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_hit hit;
     struct store *s = store_make(&p, &hit);
@@ -108,7 +107,6 @@ static void nodes(void **state)
 
 static void sums(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_hit hit;
     struct store *s = store_make(&p, &hit);
@@ -133,7 +131,6 @@ static void sums(void **state)
 
 static void space(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_hit hit;
     struct store *s = store_make(&p, &hit);
@@ -163,7 +160,6 @@ static void space(void **state)
 /* The tree of parents, guarantees, and times to live. */
 static void links(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_hit hit;
     struct err err = {0};

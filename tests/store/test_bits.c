@@ -34,7 +34,6 @@ static void flip(struct st_place *p, const char *path, uint64_t at, uint64_t n)
  * header. */
 static void bits_of_the_structures(void **state)
 {
-    (void)state;
     static const char index[] = "/st/d0/index.db", segment[] = "/st/d0/seg-000000.hc";
     struct st_place p;
     struct sha256 keys[DAMAGE_CHUNKS];
@@ -67,7 +66,6 @@ static void bits_of_the_structures(void **state)
  * wrong bytes; other chunks are not affected. */
 static void bits_of_a_wipe(void **state)
 {
-    (void)state;
     struct st_place p;
     damage_place(&p);
     flip(&p, "/st/d0/index.db", damage_wipe_row(&p), 40);

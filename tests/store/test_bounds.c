@@ -121,7 +121,6 @@ static struct io *with_header(const struct st_place *p, enum header_change what,
  * belongs to another extent. */
 static void header_is_not_the_rows(void **state)
 {
-    (void)state;
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
     damage_place(&p);
@@ -151,7 +150,6 @@ static void header_is_not_the_rows(void **state)
  * found are right. */
 static void headers_are_not_believed_blindly(void **state)
 {
-    (void)state;
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
     damage_place(&p);
@@ -175,7 +173,6 @@ static void headers_are_not_believed_blindly(void **state)
  * right. */
 static void one_id_twice(void **state)
 {
-    (void)state;
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
     uint8_t block[CHUNK_HEADER_BYTES];
@@ -241,7 +238,6 @@ static uint64_t row_of(struct io *io, const struct sha256 *key)
 /* Rows with impossible values: the index is rebuilt from the headers, and no record is lost. */
 static void rows_out_of_range(void **state)
 {
-    (void)state;
     static const struct field fields[] = {
         {8, 8, 0},           {8, 8, UINT64_MAX},                              /* id */
         {16, 8, 1},          {16, 8, UINT64_MAX}, {16, 8, UINT64_MAX - 4095}, /* offset */
@@ -286,7 +282,6 @@ static void saves_more(const struct st_place *p, struct io *io)
  * inconsistent, the index is rebuilt. */
 static void description_out_of_range(void **state)
 {
-    (void)state;
     static const struct {
         struct field field;
         int code; /* the error of opening; 0: opening succeeds and nothing is lost */
@@ -330,7 +325,6 @@ static void description_out_of_range(void **state)
 /* An impossible place to wipe: the index is rebuilt and no stored chunk is wiped. */
 static void wipes_out_of_range(void **state)
 {
-    (void)state;
     static const struct field fields[] = {
         {16, 8, 0},          {16, 8, 1},          {16, 8, UINT64_MAX - 4095}, /* offset */
         {24, 4, UINT32_MAX}, {28, 4, UINT32_MAX}, {28, 4, 0}, /* segment, blocks */
@@ -362,7 +356,6 @@ static void superblock_put(uint8_t bytes[SUPERBLOCK_FILE_BYTES], const struct fi
 
 static void superblock_out_of_range(void **state)
 {
-    (void)state;
     static const struct {
         struct field field;
         int code;
@@ -395,7 +388,6 @@ static void superblock_out_of_range(void **state)
 /* The directories of one store disagree on the size of segments. */
 static void superblocks_disagree(void **state)
 {
-    (void)state;
     struct st_place p;
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     struct superblock sb;
@@ -425,7 +417,6 @@ static void refused(const struct store_opts *opts, const char *text)
 
 static void options_out_of_range(void **state)
 {
-    (void)state;
     struct st_place p;
     assert_true(st_place_open(&p, "sim", 1));
     struct store_opts o = p.opts;
@@ -446,7 +437,6 @@ static void options_out_of_range(void **state)
 
 static void chunks_out_of_range(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     uint8_t byte = 7;

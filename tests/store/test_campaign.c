@@ -76,7 +76,6 @@ static uint64_t first_seed(void)
  * times in a row. */
 static void every_barrier(void **state)
 {
-    (void)state;
     uint64_t end = all.n_images + budget(40);
     for (uint64_t seed = first_seed(); all.n_images < end; seed++) {
         struct rng rng = {seed ^ 0xba11};
@@ -100,7 +99,6 @@ static void every_barrier(void **state)
 /* Cuts lives off at any operation. */
 static void any_operation(void **state)
 {
-    (void)state;
     uint64_t end = all.n_images + budget(20);
     for (uint64_t seed = first_seed() + 1000000; all.n_images < end; seed++) {
         struct rng rng = {seed};
@@ -119,7 +117,6 @@ static void any_operation(void **state)
 /* The disk reports failures of every kind and then loses power. */
 static void honest_faults(void **state)
 {
-    (void)state;
     uint64_t end = all.n_images + budget(20);
     for (uint64_t seed = first_seed() + 2000000; all.n_images < end; seed++) {
         struct rng rng = {seed};
@@ -138,7 +135,6 @@ static void honest_faults(void **state)
 /* The disk lies. The only promise left is that no wrong byte is served. */
 static void lies(void **state)
 {
-    (void)state;
     uint64_t end = all.n_images + budget(10);
     for (uint64_t seed = first_seed() + 3000000; all.n_images < end; seed++) {
         struct rng rng = {seed};
@@ -155,7 +151,6 @@ static void lies(void **state)
 /* The index or a segment is lost with the power; the rebuild is cut off too. */
 static void parts_lost(void **state)
 {
-    (void)state;
     uint64_t end = all.n_images + budget(10);
     for (uint64_t seed = first_seed() + 4000000; all.n_images < end; seed++) {
         struct rng rng = {seed};
@@ -193,7 +188,6 @@ static void counts_print(FILE *f)
 /* Each kind of fault has happened, and the table has its count. */
 static void counted(void **state)
 {
-    (void)state;
     const char *path = getenv("HCACHE_CAMPAIGN_OUT");
     FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
     assert_non_null(f);

@@ -42,7 +42,6 @@ static bool same(const struct sha256 *a, const struct sha256 *b)
  * chunks get a key. */
 static void extends_in_any_steps(void **state)
 {
-    (void)state;
     static const int steps[] = {1, 7, 63, 64, 65, 128, N};
     int32_t t[N];
     make_tokens(t);
@@ -65,7 +64,6 @@ static void extends_in_any_steps(void **state)
 
 static void edges(void **state)
 {
-    (void)state;
     int32_t t[N];
     make_tokens(t);
     static const int n[] = {0, 1, 63, 64, 127, 128};
@@ -80,7 +78,6 @@ static void edges(void **state)
 /* A chunk's key depends on all tokens before it. */
 static void depends_on_the_past(void **state)
 {
-    (void)state;
     int32_t t[N], u[N];
     make_tokens(t);
     make_tokens(u);
@@ -98,7 +95,6 @@ static void depends_on_the_past(void **state)
 
 static void salts_and_models_keep_apart(void **state)
 {
-    (void)state;
     int32_t t[N];
     make_tokens(t);
     struct chain c[] = {chain_of(t, 64, 1, NULL), chain_of(t, 64, 1, "a"),
@@ -134,7 +130,6 @@ static struct chain long_chain(const struct truncation *t)
 /* The chunks of the first stair keep their keys; all others differ between truncations. */
 static void a_truncation_renames_what_it_changes(void **state)
 {
-    (void)state;
     struct chain none = long_chain(&(struct truncation){0});
     struct chain c[] = {long_chain(&(struct truncation){256, 64, 64}),
                         long_chain(&(struct truncation){256, 128, 64}),
@@ -165,7 +160,6 @@ static void a_truncation_renames_what_it_changes(void **state)
 /* Equal tokens in view have different keys if the dropped tokens or the cut differ. */
 static void a_view_names_what_it_dropped(void **state)
 {
-    (void)state;
     struct truncation t = {256, 64, 64};
     struct chain c = long_chain(&t), none = long_chain(&(struct truncation){0});
     struct sha256 r0 = chain_view_root(&c, 0), r1 = chain_view_root(&c, 64);

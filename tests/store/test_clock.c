@@ -43,7 +43,6 @@ enum { JUMPS = sizeof jumps / sizeof jumps[0] };
 
 static void the_clock_itself(void **state)
 {
-    (void)state;
     int64_t before_s = clock_wall_s(), before_ns = clock_now_ns();
     for (int i = 0; i < JUMPS; i++) {
         set_by_s = jumps[i];
@@ -73,7 +72,6 @@ static int found(struct store *s, const struct st_ctx *c)
  * evicted, not the one with the oldest date. */
 static void eviction_follows_use(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     assert_true(st_place_open(&p, "sim", 1));
@@ -127,7 +125,6 @@ static int check_date(void *arg, const struct store_entry *e)
 
 static void pins_and_dates_stay(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct sha256 key;
@@ -157,7 +154,6 @@ static void pins_and_dates_stay(void **state)
  * chunks up to the pinned one. The idle time of a chunk begins at its last use. */
 static void idle_chunks_go(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     uint64_t n_gone = 0;
@@ -200,7 +196,6 @@ static void idle_chunks_go(void **state)
  * was open, its chunks make room for that cap. */
 static void an_ended_guarantee_holds_nothing(void **state)
 {
-    (void)state;
     enum { N = 4, HOUR_S = 3600 };
     struct st_place p;
     struct err err = {0};

@@ -58,7 +58,6 @@ static void images(struct tally *t, uint64_t max_images)
 /* Cuts a short life off at every operation. */
 static void every_operation(void **state)
 {
-    (void)state;
     struct crash_opts opts = {.seed = 4242};
     struct crash_result whole, r;
     struct tally t = {0};
@@ -85,19 +84,16 @@ static void is_caught(enum store_bug which, const char *name)
 
 static void missing_sync_is_caught(void **state)
 {
-    (void)state;
     is_caught(STORE_BUG_NO_SYNC, "a sync left out");
 }
 
 static void index_first_is_caught(void **state)
 {
-    (void)state;
     is_caught(STORE_BUG_INDEX_FIRST, "the index committed before its data");
 }
 
 static void early_reuse_is_caught(void **state)
 {
-    (void)state;
     is_caught(STORE_BUG_EARLY_REUSE, "space reused before it is free");
 }
 

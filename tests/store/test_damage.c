@@ -55,7 +55,6 @@ static struct st_place place;
 
 static void metadata_flips(void **state)
 {
-    (void)state;
     damage_place(&place);
     flip_metadata(&place, "/st/d0/superblock");
     flip_metadata(&place, "/st/d0/index.db");
@@ -65,7 +64,6 @@ static void metadata_flips(void **state)
 /* Flips in the WAL that a crash left may hide commits, but never bring wrong data. */
 static void wal_flips(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct rng r = {78};
     assert_true(st_place_open(&place, "sim", 2));
@@ -125,7 +123,6 @@ static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refu
 
 static void data_flips(void **state)
 {
-    (void)state;
     uint64_t n_refused = 0, n = 2 * n_flips();
     damage_place(&place);
     assert_int_equal(flip_data(&place, n, &n_refused), 0);
@@ -154,7 +151,6 @@ static void report(void *arg, const char *what)
 
 static void verify_finds_flips(void **state)
 {
-    (void)state;
     struct rng r = {80};
     damage_place(&place);
     for (uint64_t i = 0; i < 40; i++) {
@@ -192,7 +188,6 @@ static struct io_file *file_of(struct io *io, const char *path)
 /* Truncates every file at each block. */
 static void truncations(void **state)
 {
-    (void)state;
     static const char *const paths[] = {"/st/d0/index.db", "/st/d0/seg-000000.hc",
                                         "/st/d1/seg-000000.hc"};
     damage_place(&place);
@@ -243,7 +238,6 @@ static struct damage_seen swapped(const struct st_place *p, uint64_t a_at, uint6
 /* Swaps records within an extent, and any two blocks of the file. */
 static void swaps(void **state)
 {
-    (void)state;
     struct st_place p;
     damage_place(&p);
     assert_true(swapped(&p, 4096, 4096 + 8192, 8192).n_corrupt >= 2);
@@ -257,7 +251,6 @@ static void swaps(void **state)
 /* A device reports success and writes nothing, or writes to another place. */
 static void lost_and_misdirected_writes(void **state)
 {
-    (void)state;
     uint64_t n_hits = 0;
     int n_corrupt = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
@@ -289,7 +282,6 @@ static void lost_and_misdirected_writes(void **state)
  * is right. */
 static void read_flips(void **state)
 {
-    (void)state;
     struct st_result r;
     struct err err = {0};
     damage_place(&place);

@@ -86,13 +86,11 @@ static void nothing_remains(const char *kind, int n_dirs)
 
 static void erased_in_dram(void **state)
 {
-    (void)state;
     nothing_remains("dram", 1);
 }
 
 static void erased_in_files(void **state)
 {
-    (void)state;
     nothing_remains("pread", 1);
     nothing_remains("pread", 3);
     nothing_remains("sim", 2);
@@ -101,7 +99,6 @@ static void erased_in_files(void **state)
 /* Erasing also wipes older copies of a chunk that was evicted and saved again. */
 static void older_copies(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     uint64_t freed;
@@ -221,7 +218,6 @@ static void erase_turns(struct store *s, const struct st_ctx *c)
  * wrote them and in a later process. */
 static void superseded_ends(void **state)
 {
-    (void)state;
     for (int reopened = 0; reopened < 2; reopened++) {
         assert_true(st_place_open(&place, "pread", 2));
         struct store *s = st_open(&place);
@@ -242,7 +238,6 @@ static void superseded_ends(void **state)
 /* A process was killed before it committed: its chunks lie in free space, unknown to the index. */
 static void never_committed(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_true(st_place_open(&place, "pread", 1));
     struct store *s = st_open(&place);
@@ -294,7 +289,6 @@ static bool turns_cut_off_at(uint64_t n)
 
 static void power_fails_with_ends(void **state)
 {
-    (void)state;
     uint64_t n = 1;
     while (turns_cut_off_at(n))
         n++;
@@ -304,7 +298,6 @@ static void power_fails_with_ends(void **state)
 /* An evicted chunk lies between two that stay, so the file cannot be cut there: gc wipes it. */
 static void evicted_in_the_middle(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats st;
     struct st_ctx c[3];
@@ -337,7 +330,6 @@ static void evicted_in_the_middle(void **state)
  * release by its last reader removes it. */
 static void in_use(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[N];
@@ -376,7 +368,6 @@ static void in_use(void **state)
  * them changes nothing. A staged restore whose hits do not stand looks its chunks up again. */
 static void hits_stand_until_their_chunks_are_gone(void **state)
 {
-    (void)state;
     for (int how = 0; how < 3; how++) {
         struct err err = {0};
         struct store_erased e;
@@ -410,7 +401,6 @@ static void hits_stand_until_their_chunks_are_gone(void **state)
 /* Erases all chunks of an owner: two contexts in use share chunks, and a third is not in use. */
 static void an_owner_with_branches_in_use(void **state)
 {
-    (void)state;
     static const struct st_ctx lone = {.base = 7, .own = 7, .branch = N};
     const struct st_ctx *used[] = {&ours, &theirs};
     struct err err = {0};
@@ -450,7 +440,6 @@ static void an_owner_with_branches_in_use(void **state)
  * on. */
 static void appended_while_an_owner_is_erased(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e = {0};
     struct sha256 keys[N];
@@ -475,7 +464,6 @@ static void appended_while_an_owner_is_erased(void **state)
  * must still be erased. */
 static void damaged_while_doomed(void **state)
 {
-    (void)state;
     enum { N_KEYS = 4 };
     static const int order[][N_KEYS] = {
         {0, 1, 2, 3}, {1, 0, 2, 3}, {3, 2, 1, 0}, {1, 2, 0, 3}, {2, 1, 0, 3}};
@@ -511,7 +499,6 @@ static void damaged_while_doomed(void **state)
 
 static void pending_too(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     assert_true(st_place_open(&place, "sim", 1));
@@ -569,7 +556,6 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
 
 static void power_fails(void **state)
 {
-    (void)state;
     uint64_t n = 1, n_images = 0;
     while (cut_off_at(n, n))
         n++;
@@ -585,7 +571,6 @@ static void power_fails(void **state)
  * the next open wipes them. */
 static void wipe_fails(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[N];
@@ -613,7 +598,6 @@ static void wipe_fails(void **state)
  * not ended. On a full disk an erasure does without it. */
 static void the_marker(void **state)
 {
-    (void)state;
     static const struct {
         struct io_sim_fault fault;
         int code, n_found;
@@ -730,7 +714,6 @@ static void continuing(const char *kind, int n_full, bool with_others)
 
 static void what_continues_an_erased_text(void **state)
 {
-    (void)state;
     static const char *const kinds[] = {"pread", "dram"};
     for (int i = 0; i < 2; i++) {
         continuing(kinds[i], 0, false); /* a text shorter than a chunk */
@@ -743,7 +726,6 @@ static void what_continues_an_erased_text(void **state)
 /* The end of a text of less than a chunk is stored itself, and another chunk begins with it. */
 static void what_continues_a_short_text_that_is_stored(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 text;
     struct store_erased e;
@@ -768,7 +750,6 @@ static void note_erased(void *arg, const struct sha256 *keys, int n)
 /* An erasure tells the erased chunks, children before parents; without a listener it tells none. */
 static void an_erasure_tells_its_chunks(void **state)
 {
-    (void)state;
     struct store_erased e;
     struct sha256 keys[N], got[N] = {{{0}}}, none = {{0}};
     assert_true(st_place_open(&place, "sim", 1));

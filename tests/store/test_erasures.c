@@ -88,7 +88,6 @@ static struct st_place place;
 
 static void chunks_and_what_follows(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
         st_must_save(s, &ours, 3);
@@ -115,7 +114,6 @@ static void chunks_and_what_follows(void **state)
  * too. */
 static void the_next_stair(void **state)
 {
-    (void)state;
     struct store *s = open_kind(&place, "dram");
     struct sha256 keys[N];
     st_must_save(s, &ours, 3);
@@ -135,7 +133,6 @@ static void the_next_stair(void **state)
 /* An erasure leaves chunks that other contexts continue, and requests of these contexts go on. */
 static void kept_chunks(void **state)
 {
-    (void)state;
     struct store *s = open_kind(&place, "sim");
     st_must_save(s, &ours, 4);
     st_must_save(s, &theirs, 3);
@@ -149,7 +146,6 @@ static void kept_chunks(void **state)
 
 static void an_owner(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
         uint64_t before = store_epoch(s);
@@ -191,7 +187,6 @@ static const void *make_and_erase(void *s, const struct store_record *r)
  * is not its parent, and its own key is not erased. */
 static void the_next_stair_while_it_is_written(void **state)
 {
-    (void)state;
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
         struct sha256 keys[N];
@@ -239,7 +234,6 @@ static void erase_text(struct store *s)
 
 static void while_it_is_written(void **state)
 {
-    (void)state;
     static void (*const erasures[])(struct store *) = {erase_chunks, erase_ours,
                                                        erase_text};
     for (int k = 0; k < KINDS; k++)
@@ -276,7 +270,6 @@ static void while_it_is_written(void **state)
 /* The erasure's own settling wipes a chunk that was being written; no later save is needed. */
 static void wiped_without_another_save(void **state)
 {
-    (void)state;
     struct store *s = open_kind(&place, "sim");
     uint64_t before = store_epoch(s);
     for (int i = 0; i < 2; i++)
@@ -294,7 +287,6 @@ static void wiped_without_another_save(void **state)
  * are wiped when the request lets it go. */
 static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
 {
-    (void)state;
     struct store *s = open_kind(&place, "sim");
     struct sha256 key[1];
     struct store_hit hit;
@@ -319,7 +311,6 @@ static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
  * other contexts share, is not refused. */
 static void a_text_inside_a_chunk(void **state)
 {
-    (void)state;
     struct sha256 keys[3];
     struct store_erased e;
     struct store *s = open_kind(&place, "sim");
@@ -337,7 +328,6 @@ static void a_text_inside_a_chunk(void **state)
 /* The caller erases the chunks whose keys it knows, so they stay here. */
 static void known_chunks_are_left_to_the_caller(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[4];
@@ -362,7 +352,6 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 /* If the chunks cannot be read, the erasure fails instead of leaving them in silence. */
 static void without_memory_nothing_counts_as_erased(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_erased e;
     struct sha256 keys[3];
@@ -385,7 +374,6 @@ static void without_memory_nothing_counts_as_erased(void **state)
  * every chunk of requests that began before that erasure. It stores chunks of later requests. */
 static void more_marks_than_are_kept(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store *s = open_kind(&p, "dram");
     struct sha256 *keys = calloc(ERASURES_MARKS, sizeof *keys);

@@ -51,7 +51,6 @@ static void drain(struct expiry *x)
 
 static void entries_come_in_the_order_of_their_times(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct expiry x = {0};
         struct rng r = {seed};

@@ -149,33 +149,28 @@ static void walk(const struct walk *w)
 
 static void reads(void **state)
 {
-    (void)state;
     walk(&(struct walk){.on = IO_SIM_ON_READ, .code = -EIO});
 }
 
 static void writes(void **state)
 {
-    (void)state;
     walk(&(struct walk){.on = IO_SIM_ON_WRITE, .code = -EIO});
     walk(&(struct walk){.on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE, .code = -ENOSPC});
 }
 
 static void syncs(void **state)
 {
-    (void)state;
     walk(&(struct walk){.on = IO_SIM_ON_SYNC | IO_SIM_ON_DIR_SYNC, .code = -EIO});
 }
 
 static void names(void **state)
 {
-    (void)state;
     walk(&(struct walk){.on = IO_SIM_ON_OPEN | IO_SIM_ON_NAME, .code = -EACCES});
     walk(&(struct walk){.on = IO_SIM_ON_SPACE, .code = -EOPNOTSUPP});
 }
 
 static void rebuilding(void **state)
 {
-    (void)state;
     walk(&(struct walk){.on = IO_SIM_ON_ALL, .code = -EIO, .loses_index = true});
 }
 

@@ -91,7 +91,6 @@ static enum store_fetch steps(struct bench *b, int n)
 
 static void the_limit_begins_with_the_request(void **state)
 {
-    (void)state;
     struct bench b;
     bench_open(&b, &st_small);
     struct io_sim_fault stuck = {
@@ -120,7 +119,6 @@ static void the_limit_begins_with_the_request(void **state)
 /* The limit begins anew for each chunk, however late the previous chunk came. */
 static void an_answer_begins_the_limit_anew(void **state)
 {
-    (void)state;
     struct bench b;
     struct store_stats st;
     bench_open(&b, &st_small);
@@ -159,7 +157,6 @@ static void an_answer_begins_the_limit_anew(void **state)
  * the whole limit. */
 static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
 {
-    (void)state;
     enum { AT_ONCE = 4, PIECES = 6 };
     struct bench b;
     bench_open(&b, &large);

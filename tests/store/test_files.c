@@ -49,7 +49,6 @@ static struct st_place place;
 
 static void the_cap_bounds_the_files(void **state)
 {
-    (void)state;
     for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
         struct store_stats st;
         assert_true(st_place_open(&place, "pread", n_dirs));
@@ -68,7 +67,6 @@ static void the_cap_bounds_the_files(void **state)
 /* Files that grew under an earlier build or without a cap are cut when the store is opened. */
 static void a_lower_cap_cuts_files(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_true(st_place_open(&place, "pread", 1));
     struct store *s = st_open(&place);
@@ -92,7 +90,6 @@ static void a_lower_cap_cuts_files(void **state)
 
 static void removed_under_way(void **state)
 {
-    (void)state;
     static const struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     for (int how = 0; how < 3; how++) {
         struct err err = {0};
@@ -146,7 +143,6 @@ static int n_chunks_beside(const struct st_place *p, const struct st_ctx *c, int
  * and folds the index's log, and it changes nothing. */
 static void read_beside_a_writer(void **state)
 {
-    (void)state;
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
         struct err err = {0};
@@ -173,7 +169,6 @@ static void read_beside_a_writer(void **state)
 /* An index of several MiB is copied in parts, and so is its log. */
 static void read_beside_a_large_index(void **state)
 {
-    (void)state;
     enum { CONTEXTS = 160, CHUNKS = 60, MIB = 1 << 20 };
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     struct err err = {0};
@@ -214,7 +209,6 @@ static void read_beside_a_large_index(void **state)
 /* The message for a store in use names the process that uses it. */
 static void the_holder_is_named(void **state)
 {
-    (void)state;
     struct store *s = NULL;
     struct err err = {0};
     int ready[2], done[2];
@@ -310,7 +304,6 @@ static uint64_t size_of(const struct st_place *p, struct media *m, int device,
  * beyond the length of a segment. */
 static void files_grow_in_steps(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t end_kib, size_kib;
     } writes[] = {{16, 20},   {20, 20},   {24, 32},   {32, 32},    {36, 48},
@@ -329,7 +322,6 @@ static void files_grow_in_steps(void **state)
 /* The files of all folders together stay within their bound. */
 static void files_stay_within_their_bound(void **state)
 {
-    (void)state;
     struct err err = {0};
     enum { KIB = 1024 };
     struct media *m = media_open(&place, 64 << 10, 200 * KIB + 1000);
@@ -363,7 +355,6 @@ static void leave(const struct st_place *p, uint64_t free_bytes)
 /* The index's device keeps a sixteenth of a small disk free, the others nothing. */
 static void files_leave_room_for_the_index(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t free_bytes;
         int device, code;
@@ -394,7 +385,6 @@ static void files_leave_room_for_the_index(void **state)
 /* A file system that cannot reserve space, or has none for a whole step. */
 static void files_that_cannot_be_reserved(void **state)
 {
-    (void)state;
     static const struct {
         int fault;
         uint64_t count;
@@ -432,7 +422,6 @@ static uint64_t n_synced(const struct st_place *p, struct media *m)
 
 static void what_has_changed_is_synced_once(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct media *m = media_open(&place, 64 << 10, 0);
     assert_int_equal(n_synced(&place, m), 2); /* a killed process may have left names */
@@ -476,7 +465,6 @@ static void what_has_changed_is_synced_once(void **state)
 /* Wiping reaches to the file's end, and no other byte. */
 static void only_the_range_is_wiped(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t begin, end;
     } ranges[] = {{1, 2}, {3, 4}, {4, 9}, {4, 5}, {5, 9}};
@@ -506,7 +494,6 @@ static void only_the_range_is_wiped(void **state)
 /* Only files with the names of segments are opened. */
 static void names_of_segments(void **state)
 {
-    (void)state;
     static const char *const names[] = {
         "seg-000003.hc",  "seg-4.hc",       "seg-0000005.hc",
         "seg-000006.hcx", "seg-000007",     "seg-1048577.hc",

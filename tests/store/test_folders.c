@@ -36,7 +36,6 @@ static void refused_pair(const struct st_place *p, const char *a, const char *b)
  * its names. */
 static void one_folder_under_two_names(void **state)
 {
-    (void)state;
     struct st_place p;
     char dir[400], other[400];
     struct err err = {0};
@@ -72,7 +71,6 @@ static void one_folder_under_two_names(void **state)
 
 static void bind_mounts(void **state)
 {
-    (void)state;
     struct st_place p;
     char dir[400], other[400];
     struct err err = {0};
@@ -94,7 +92,6 @@ static void bind_mounts(void **state)
 /* A link in place of one of the store's files is not followed, and its target is not changed. */
 static void links_are_not_followed(void **state)
 {
-    (void)state;
     static const char *const names[] = {"lock", "superblock", "index.db", "seg-000000.hc"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         struct st_place p;
@@ -149,7 +146,6 @@ static int opened_as(const struct st_place *p, uid_t uid)
  */
 static void folders_of_others(void **state)
 {
-    (void)state;
     struct st_place p;
     if (geteuid() != 0) {
         print_message("only root can make another user's folder\n");
@@ -182,7 +178,6 @@ DIR *opendir(const char *path)
 /* A store whose folder cannot be listed is not taken for an empty one. */
 static void folders_that_cannot_be_listed(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store *s;
     assert_true(st_place_open(&p, "pread", 2));

@@ -86,7 +86,6 @@ static void nothing_evicts(const char *kind)
 
 static void nothing_evicts_a_guaranteed_chunk(void **state)
 {
-    (void)state;
     nothing_evicts("dram");
     nothing_evicts("pread");
     nothing_evicts("sim");
@@ -96,7 +95,6 @@ static void nothing_evicts_a_guaranteed_chunk(void **state)
  * way.) */
 static void nothing_is_saved_in_its_place(void **state)
 {
-    (void)state;
     for (int of_owner = 0; of_owner < 2; of_owner++) {
         struct st_place p;
         struct err err = {0};
@@ -128,7 +126,6 @@ static void nothing_is_saved_in_its_place(void **state)
 /* An owner's quota evicts only those chunks of the owner that are not guaranteed. */
 static void a_quota_passes_over_it(void **state)
 {
-    (void)state;
     struct st_ctx kept = {.base = 1, .own = 1, .salt = "alice"};
     struct st_ctx again = {.base = 2, .own = 2, .salt = "alice"};
     struct err err = {0};
@@ -155,7 +152,6 @@ static void a_quota_passes_over_it(void **state)
 /* Without cap and quota, store_opts bounds how much an owner may guarantee. */
 static void an_owner_has_a_bound(void **state)
 {
-    (void)state;
     struct st_ctx a = {.base = 1, .own = 1, .salt = "a"},
                   b = {.base = 2, .own = 2, .salt = "a"},
                   other = {.base = 3, .own = 3, .salt = "b"};
@@ -176,7 +172,6 @@ static void an_owner_has_a_bound(void **state)
  * never more than the bound of store_opts. */
 static void the_least_bound_of_an_owner_counts(void **state)
 {
-    (void)state;
     const uint64_t each = st_context_bytes(N);
     const struct {
         uint64_t all_quota, own_quota, bound, want;
@@ -205,7 +200,6 @@ static void the_least_bound_of_an_owner_counts(void **state)
  * nothing. */
 static void too_much_is_refused(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_guaranteed g;
     char sums[64];
@@ -242,7 +236,6 @@ static void too_much_is_refused(void **state)
 
 static void what_is_not_stored_is_refused(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = context(1);
     assert_true(st_place_open(&place, "sim", 1));
@@ -261,7 +254,6 @@ static void what_is_not_stored_is_refused(void **state)
  * holds. */
 static void shared_chunks_count_once(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx a = {.base = 1, .own = 1, .branch = 2},
@@ -289,7 +281,6 @@ static void shared_chunks_count_once(void **state)
  * refused. */
 static void ordinary_pins_stand_beside(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx c = context(1);
@@ -319,7 +310,6 @@ static void ordinary_pins_stand_beside(void **state)
 
 static void a_lower_cap_does_not_open(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store *s;
     struct st_ctx a = context(1), b = context(2);
@@ -343,7 +333,6 @@ static void a_lower_cap_does_not_open(void **state)
 /* Damage breaks a guarantee, and is counted.  Saved again, the state is guaranteed again. */
 static void damage_is_counted(void **state)
 {
-    (void)state;
     struct store_hit hit;
     struct sha256 keys[N];
     struct st_ctx c = context(1);
@@ -370,7 +359,6 @@ static void damage_is_counted(void **state)
  * holds. */
 static void it_survives_power(void **state)
 {
-    (void)state;
     bool crashed = true;
     for (uint64_t at = 1; crashed; at++) {
         struct st_place p;

@@ -41,7 +41,6 @@ static void damage(const struct st_place *p, struct store *s, const struct st_ct
 
 static void found_and_mended(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     assert_true(st_place_open(&p, "sim", 1));
@@ -71,7 +70,6 @@ static void found_and_mended(void **state)
 /* After opening, the store reads each header once. It does not take a device error for damage. */
 static void read_once(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct io_sim_fault bad = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ, .path = "seg-"};
@@ -92,7 +90,6 @@ static void read_once(void **state)
 /* A header that cannot be read hides no damage in the chunk's other header. */
 static void an_unreadable_header_hides_nothing(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];

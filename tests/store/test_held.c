@@ -20,7 +20,6 @@ static uint64_t name_of(int i)
 
 static void it_holds_what_a_list_of_counts_holds(void **state)
 {
-    (void)state;
     struct held h = {0};
     struct rng r = {.s = 1};
     int count[NAMES] = {0};

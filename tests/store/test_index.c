@@ -108,7 +108,6 @@ static void reopen(bool read_only)
 
 static int begin(void **state)
 {
-    (void)state;
     struct index_meta m = {.n_devices = 2, .segment_bytes = 1 << 30, .next_id = 1};
     memcpy(m.uuid, "sixteen letters.", sizeof m.uuid);
     sql_faults_begin();
@@ -121,7 +120,6 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    (void)state;
     index_close(ix);
     ix = NULL;
     io_close(io);
@@ -308,7 +306,6 @@ static int some_changes(struct content *c, struct rng *r)
 
 static void committed_changes_stay_and_others_do_not(void **state)
 {
-    (void)state;
     struct rng r = {11};
     static struct content now, next;
     now = (struct content){.next_id = 1};
@@ -342,7 +339,6 @@ static void committed_changes_stay_and_others_do_not(void **state)
 /* A transaction in which a statement fails changes nothing, and the next one works. */
 static void a_statement_that_fails_ends_its_transaction(void **state)
 {
-    (void)state;
     static struct content before, after;
     struct rng r = {12};
     int n_faults = 0;
@@ -393,7 +389,6 @@ static void a_statement_that_fails_ends_its_transaction(void **state)
 
 static void opening_and_reading_tell_of_faults(void **state)
 {
-    (void)state;
     static struct content c;
     struct rng r = {14};
     c = (struct content){.next_id = 1};
@@ -457,7 +452,6 @@ static int refuse_place(void *arg, const struct index_place *place)
 
 static void a_callback_ends_the_load(void **state)
 {
-    (void)state;
     static struct content c;
     struct rng r = {15};
     int n = 0;
@@ -480,7 +474,6 @@ static void a_callback_ends_the_load(void **state)
 /* Each bound of a row: the last value that is allowed, and the first that is not. */
 static void rows_that_make_no_sense_are_damage(void **state)
 {
-    (void)state;
     struct index_row sound;
     struct rng r = {16};
     struct chunk_record records[N_RECORDS];
@@ -530,7 +523,6 @@ static void rows_that_make_no_sense_are_damage(void **state)
 /* Each change of the file behind the index's back is found. */
 static void a_changed_file_is_found(void **state)
 {
-    (void)state;
     static const struct {
         const char *sql;
         bool in_rows, in_wipes, in_records, at_open;

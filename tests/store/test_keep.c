@@ -90,7 +90,6 @@ static void pins_last(const char *kind)
 
 static void pins_last_everywhere(void **state)
 {
-    (void)state;
     pins_last("dram");
     pins_last("pread");
     pins_last("sim");
@@ -100,7 +99,6 @@ static void pins_last_everywhere(void **state)
  * evicts the last chunks of contexts. */
 static void a_sample_leaves_room(void **state)
 {
-    (void)state;
     enum { CONTEXTS = 8, SAMPLE = CONTEXTS * (N - 1) };
     struct store_hit hits[SAMPLE];
     struct sha256 model = st_fingerprint(0);
@@ -120,7 +118,6 @@ static void a_sample_leaves_room(void **state)
 
 static void pins_run_out(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx kept = {.base = 1, .own = 1};
@@ -175,7 +172,6 @@ static void pin_all(struct store *s, const struct st_ctx *c)
  * protect nothing. */
 static void what_has_run_out_counts_no_more(void **state)
 {
-    (void)state;
     enum { GUARANTEE, PIN, IDLE, LIST, CAP, QUOTA, EXPIRED, WAYS };
     const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
                         b = {.base = 2, .own = 2, .salt = "q"},
@@ -238,7 +234,6 @@ static void what_has_run_out_counts_no_more(void **state)
 /* An acknowledged pin survives any crash. */
 static void pins_survive_power(void **state)
 {
-    (void)state;
     for (uint64_t at = 1;; at++) {
         struct err err = {0};
         struct sha256 keys[N];
@@ -344,7 +339,6 @@ static void quotas_bound(const char *kind)
 
 static void quotas_bound_everywhere(void **state)
 {
-    (void)state;
     quotas_bound("dram");
     quotas_bound("sim");
 }
@@ -453,7 +447,6 @@ static void partial_chunks(const char *kind, enum reopen how)
 
 static void partial_chunks_everywhere(void **state)
 {
-    (void)state;
     partial_chunks("dram", GOES_ON);
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
         partial_chunks("pread", how);
@@ -476,7 +469,6 @@ static int find_tail(struct store *s, const struct st_ctx *c)
  * matter, nor does a restart. */
 static void a_partial_chunk_that_others_may_continue_stays(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
         /* Bit 0 of `who`: the first request lets its chunk yield. Bit 1: the second request does.
@@ -506,7 +498,6 @@ static void a_partial_chunk_that_others_may_continue_stays(void **state)
  * can be read until it is released. Naming a chunk that is not partial supersedes nothing. */
 static void superseded_together(void **state)
 {
-    (void)state;
     enum { TAILS = 4 };
     struct err err = {0};
     struct sha256 keys[TAILS][N], tail[TAILS], longer[TAILS], never = {{1}}, unused;
@@ -563,7 +554,6 @@ static int count_owner(void *arg, const struct store_owner_use *u)
  * caller's array is full. */
 static void quota_under_one_chunk(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats before, after;
     int n = 0;
@@ -601,7 +591,6 @@ static void quota_under_one_chunk(void **state)
  * size. */
 static void the_low_watermark(void **state)
 {
-    (void)state;
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     static const uint64_t fits[] = {255, 256, 257, 320}, n_gone[] = {1, 5, 6, 6};
     for (int i = 0; i < 4; i++) {
@@ -626,7 +615,6 @@ static void the_low_watermark(void **state)
 /* A chunk that finds no room is refused with the numbers. */
 static void what_a_full_store_says(void **state)
 {
-    (void)state;
     enum { IN_USE, GUARANTEED, WAITING, WAYS };
     const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
                         b = {.base = 2, .own = 2, .salt = "q"};
@@ -680,7 +668,6 @@ static void what_a_full_store_says(void **state)
  * room for those that follow.  The space in use never exceeds the cap. */
 static void watermarks(void **state)
 {
-    (void)state;
     enum { FITS = 300 }; /* chunks of one small record on one device: two blocks each */
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     struct err err = {0};
@@ -710,7 +697,6 @@ static void watermarks(void **state)
 /* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
 static void orphans_are_swept(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats st;
     struct sha256 keys[N];
@@ -770,7 +756,6 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
  * mentioned. */
 static void reasons_are_the_newest(void **state)
 {
-    (void)state;
     struct store_erased e;
     struct err err = {0};
     struct sha256 keys[N];
@@ -812,7 +797,6 @@ static void reasons_are_the_newest(void **state)
  * that gc has freed count as not stored. */
 static void every_eviction_is_remembered(void **state)
 {
-    (void)state;
     static const enum store_evict ways[] = {STORE_EVICT_CAP, STORE_EVICT_QUOTA,
                                             STORE_EVICT_IDLE, STORE_EVICT_EXPIRED,
                                             STORE_EVICT_ORPHAN};
@@ -859,7 +843,6 @@ static void every_eviction_is_remembered(void **state)
 
 static void misses_have_reasons(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 keys[N];
     struct store_hit hit;
@@ -906,7 +889,6 @@ static void misses_have_reasons(void **state)
 
 static void failures_are_counted(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats st;
     struct st_result r;

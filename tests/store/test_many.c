@@ -108,7 +108,6 @@ static void index_fill(const struct st_place *p, const uint8_t *uuid, uint64_t n
 
 static void opens_quickly(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_stats st;
     struct sha256 keys[PER_CONTEXT];

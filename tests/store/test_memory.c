@@ -160,25 +160,21 @@ static void life_rebuild(void *arg)
 
 static void on_disk(void **state)
 {
-    (void)state;
     memtest_walk("a life on disk", life, (void *)(uintptr_t) "sim", LIVES);
 }
 
 static void in_dram(void **state)
 {
-    (void)state;
     memtest_walk("a life in DRAM", life, (void *)(uintptr_t) "dram", LIVES);
 }
 
 static void goes_on(void **state)
 {
-    (void)state;
     memtest_walk("a store that goes on", life_goes_on, NULL, LIVES);
 }
 
 static void rebuilding(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     assert_true(st_place_open(&p, "sim", 1));

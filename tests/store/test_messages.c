@@ -60,7 +60,6 @@ static void open_and_close(void)
 
 static void superblocks(void **state)
 {
-    (void)state;
     static const uint8_t bad[8] = {1};
     saved(2);
     listen();
@@ -100,7 +99,6 @@ static void superblocks(void **state)
 /* A store without chunks has no extent that could show whose folder it is; its index does. */
 static void an_empty_store_is_found_again(void **state)
 {
-    (void)state;
     assert_true(st_place_open(&place, "sim", 1));
     open_and_close();
     assert_int_equal(io_unlink(place.io, "/st/d0/superblock", &err), 0);
@@ -113,7 +111,6 @@ static void an_empty_store_is_found_again(void **state)
 /* The index is lost, and so is one of the chunks. */
 static void a_rebuild(void **state)
 {
-    (void)state;
     saved(1);
     assert_int_equal(io_unlink(place.io, "/st/d0/index.db", &err), 0);
     assert_int_equal(io_sim_flip(place.io, "/st/d0/seg-000000.hc", 4096 + 17, 3), 0);
@@ -130,7 +127,6 @@ static void a_rebuild(void **state)
 /* The first commit finds that the index cannot be written. */
 static void a_rebuild_to_come(void **state)
 {
-    (void)state;
     enum { WRITE_VERSION = 18 }; /* in SQLite's header */
     for (int denied = 0; denied < 2; denied++) {
         saved(1);
@@ -158,7 +154,6 @@ static void a_rebuild_to_come(void **state)
 /* An erasure that a read-only store has noted is carried out by the next opening. */
 static void an_erasure_that_waited(void **state)
 {
-    (void)state;
     struct sha256 keys[N];
     struct store_erased e;
     for (int n = 1; n <= 2; n++) {
@@ -185,7 +180,6 @@ static void an_erasure_that_waited(void **state)
 /* Wiping fails, in the erasure and at the next opening. */
 static void bytes_that_cannot_be_wiped(void **state)
 {
-    (void)state;
     struct sha256 keys[N];
     struct store_erased e;
     struct io_sim_fault fault = {
@@ -212,7 +206,6 @@ static void bytes_that_cannot_be_wiped(void **state)
 
 static void a_broken_guarantee(void **state)
 {
-    (void)state;
     struct sha256 keys[N];
     struct store_hit hit;
     saved(1);

@@ -46,7 +46,6 @@ static struct st_place place;
 
 static void one_at_a_time(void **state)
 {
-    (void)state;
     assert_true(st_place_open(&place, "pread", 2));
     struct store *s = st_open(&place);
     saved(s, 2);
@@ -76,7 +75,6 @@ static void one_at_a_time(void **state)
 
 static void modes_are_private(void **state)
 {
-    (void)state;
     struct stat st;
     assert_true(st_place_open(&place, "pread", 3));
     char other[400];
@@ -125,7 +123,6 @@ static bool stands_in(struct io *io, const char *path, const void *what, size_t 
 /* Token ids of a prompt are in the headers of extents and in no other file. */
 static void index_tells_no_prompt(void **state)
 {
-    (void)state;
     int32_t tokens[STORE_CHUNK_TOKENS];
     uint8_t bytes[4 * 4];
     assert_true(st_place_open(&place, "pread", 1));
@@ -156,7 +153,6 @@ static void index_tells_no_prompt(void **state)
 
 static void directories_must_match(void **state)
 {
-    (void)state;
     struct st_place p, q;
     assert_true(st_place_open(&p, "pread", 3));
     assert_true(st_place_open(&q, "pread", 3));
@@ -241,7 +237,6 @@ static void directories_must_match(void **state)
 
 static void unwritable(void **state)
 {
-    (void)state;
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME, .code = -EROFS};
     assert_true(st_place_open(&place, "sim", 1));
     assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
@@ -264,7 +259,6 @@ static void poke(struct io *io, const char *path, uint64_t offset, const void *b
 
 static void future_version(void **state)
 {
-    (void)state;
     struct io_file *f;
     uint8_t bytes[8192];
     char path[400];
@@ -312,7 +306,6 @@ static void count_report(void *arg, const char *what)
  * other directory or from the index. The extents show that the directory is the right one. */
 static void superblocks_are_found_again(void **state)
 {
-    (void)state;
     for (int i = 0; i < 6; i++) {
         int which = 1 + i % 3;
         struct err err = {0};
@@ -348,7 +341,6 @@ static void superblocks_are_found_again(void **state)
  * fails, not that the store is damaged. The next opening finds everything. */
 static void a_failing_disk_is_not_a_damaged_store(void **state)
 {
-    (void)state;
     for (int which = 1; which <= 3; which++) {
         bool has_hit = true, has_failed = false;
         for (uint64_t n = 0; has_hit; n++) {
@@ -386,7 +378,6 @@ static void a_failing_disk_is_not_a_damaged_store(void **state)
  * another store, the store is refused. */
 static void superblocks_not_guessed(void **state)
 {
-    (void)state;
     struct st_place p, q;
     char path[400];
     struct st_place *const both[] = {&p, &q};
@@ -415,7 +406,6 @@ static void superblocks_not_guessed(void **state)
 
 static void index_is_rebuilt(void **state)
 {
-    (void)state;
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
         char path[400];
@@ -463,7 +453,6 @@ static void said_add(void *arg, const char *what)
 /* Chunks whose file is cut or gone are dropped at opening, and verify reports them. */
 static void verify_sees_cut_files(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_true(st_place_open(&place, "sim", 2));
     struct store *s = st_open(&place);
@@ -505,7 +494,6 @@ static void verify_sees_cut_files(void **state)
 /* Headers of evicted chunks whose space is partly reused do no harm to a rebuild. */
 static void rebuild_over_stale_headers(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_shape big = {.n_layers = 3, .n_bytes = {30000, 50000}}, small = st_small;
     assert_true(st_place_open(&place, "sim", 1));
@@ -582,7 +570,6 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
  * closed store, which has no WAL. */
 static void only_read(void **state)
 {
-    (void)state;
     struct err err = {0};
     assert_true(st_place_open(&place, "sim", 2));
     struct store *s = st_open(&place);
@@ -611,7 +598,6 @@ static void only_read(void **state)
 /* A store may have more segments than the soft limit of open files allows. */
 static void many_segments(void **state)
 {
-    (void)state;
     struct rlimit old, low;
     struct err err = {0};
     struct st_shape big = {.n_layers = 1, .n_bytes = {50000, 1}};
@@ -641,7 +627,6 @@ static void many_segments(void **state)
 
 static void full_disk(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats st;
     memset(&place, 0, sizeof place);
@@ -676,7 +661,6 @@ static void full_disk(void **state)
  * and the new one is stored.  Chunks have two sizes, so that not every hole fits. */
 static void full_disk_evicts(void **state)
 {
-    (void)state;
     enum { CONTEXTS = 90 };
     static const struct st_shape shapes[] = {{.n_layers = 2, .n_bytes = {300000, 700000}},
                                              {.n_layers = 2, .n_bytes = {500000, 1100000}}};
@@ -724,7 +708,6 @@ static void full_disk_evicts(void **state)
 /* The disk is full when the index is written: the commit can be repeated. */
 static void full_disk_under_index(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
                                  .on = IO_SIM_ON_WRITE,
@@ -760,7 +743,6 @@ static struct store *open_and_fail(struct st_place *p, const struct io_sim_fault
 
 static void failed_sync_is_final(void **state)
 {
-    (void)state;
     static const struct {
         enum io_sim_fault_kind kind;
         const char *path;
@@ -801,7 +783,6 @@ static void failed_sync_is_final(void **state)
  */
 static void what_is_found_is_made_durable(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct io_sim_fault fault = {
         .kind = IO_SIM_FAIL, .on = IO_SIM_ON_SYNC, .path = "index.db-wal", .code = -EIO};
@@ -833,7 +814,6 @@ static void what_is_found_is_made_durable(void **state)
  * commit does, and the next opening rebuilds the index. */
 static void unwritable_index_is_damage(void **state)
 {
-    (void)state;
     struct err err = {0};
     /* the offset in SQLite's header; a value above 2 means read-only */
     enum { WRITE_VERSION = 18 };
@@ -855,7 +835,6 @@ static void unwritable_index_is_damage(void **state)
 
 static void failed_reads_are_misses(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_result r;
     struct io_sim_fault fault = {
@@ -876,7 +855,6 @@ static void failed_reads_are_misses(void **state)
  * and both work again when the device answers. */
 static void stuck_device(void **state)
 {
-    (void)state;
     struct st_result r;
     struct err err = {0};
     struct store_stats st;
@@ -923,7 +901,6 @@ static void take_back(void *arg, void *p, size_t bytes)
 
 static void segments_are_lent(void **state)
 {
-    (void)state;
     enum { N = 6, SEGMENT = 128 << 10 };
     struct lender l = {.n_at_most = 100};
     const struct st_ctx c = {.base = 1, .own = 2, .model = 3};
@@ -953,7 +930,6 @@ static void segments_are_lent(void **state)
  * append fails.  The store keeps working. */
 static void a_used_up_quota_is_a_full_disk(void **state)
 {
-    (void)state;
     static const unsigned on[] = {IO_SIM_ON_SPACE, IO_SIM_ON_WRITE, IO_SIM_ON_NAME};
     for (int i = 0; i < 6; i++) {
         struct err err = {0};

@@ -93,7 +93,6 @@ static int erase(struct store *s, const struct st_ctx *c, struct store_erased *e
 
 static void noted_and_done(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     saved(&p, 0);
@@ -131,7 +130,6 @@ static void noted_and_done(void **state)
 /* Erasing all chunks of an owner takes one entry in the file. */
 static void of_an_owner(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     struct err err = {0};
@@ -156,7 +154,6 @@ static void of_an_owner(void **state)
 /* The disk fails while the store is in use. */
 static void after_a_fault(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     struct io_sim_fault bad = {
@@ -179,7 +176,6 @@ static void after_a_fault(void **state)
 /* At first not even the note can be written. Once writing works in part, the note is written. */
 static void noted_later(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     struct err err = {0};
@@ -215,7 +211,6 @@ static uint64_t fill(struct io_file *f)
 /* On a full disk, releasing the reserve makes room for the note. */
 static void on_a_full_disk(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     struct io_file *f;
@@ -237,7 +232,6 @@ static void on_a_full_disk(void **state)
  * when there is room. */
 static void without_a_block_left(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     struct store_stats st;
@@ -284,7 +278,6 @@ static void without_a_block_left(void **state)
 /* Power fails at any operation of the opening that carries out the noted erasures. */
 static void cut_off_anywhere(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     int n_crashes = 0;
@@ -324,7 +317,6 @@ static void cut_off_anywhere(void **state)
 /* Damage in the file loses the entries that it hits; the others are carried out. */
 static void a_damaged_note(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_erased e;
     char path[600];
@@ -346,7 +338,6 @@ static void a_damaged_note(void **state)
 /* More entries than are read at once. */
 static void many_entries(void **state)
 {
-    (void)state;
     enum { CONTEXTS = 20, CHUNKS = 55, ALL = CONTEXTS * CHUNKS };
     static const struct st_shape tiny = {.n_layers = 1, .n_bytes = {100, 100}};
     struct st_place p;

@@ -81,7 +81,6 @@ static void carry(const char *from, int n_from, const char *to, int n_to)
 
 static void carried_between_stores(void **state)
 {
-    (void)state;
     carry("sim", 1, "dram", 1);
     carry("dram", 1, "sim", 3);
     carry("sim", 3, "sim", 2);
@@ -99,7 +98,6 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 /* A parcel takes new memory only for more bytes than it has room for. */
 static void room_is_used_again(void **state)
 {
-    (void)state;
     struct parcel p = {0};
     assert_int_equal(parcel_reserve(&p, STORE_ALIGN, NULL), 0);
     n_asked = 0;
@@ -141,7 +139,6 @@ static bool counts(const struct chunk_header *h, size_t at)
 
 static void every_flipped_bit_is_found(void **state)
 {
-    (void)state;
     struct parcel p = one_parcel();
     struct chunk_header h, unused;
     struct err err;
@@ -164,7 +161,6 @@ static void every_flipped_bit_is_found(void **state)
 
 static void other_sizes_are_refused(void **state)
 {
-    (void)state;
     struct parcel p = one_parcel();
     struct chunk_header h;
     struct err err;
@@ -186,7 +182,6 @@ static void other_sizes_are_refused(void **state)
 /* An extent in a store's file has the same form as a parcel, but is refused. */
 static void a_piece_of_a_store_is_refused(void **state)
 {
-    (void)state;
     struct parcel p = one_parcel();
     struct chunk_header h;
     struct err err;
@@ -204,7 +199,6 @@ static void a_piece_of_a_store_is_refused(void **state)
 /* Reading a chunk for export does not count as a use. */
 static void reading_counts_nothing(void **state)
 {
-    (void)state;
     struct st_place a;
     struct sha256 keys[2], absent = {.b = {9}};
     struct parcel p = {0};
@@ -228,7 +222,6 @@ static void reading_counts_nothing(void **state)
 /* A chunk that proves to be damaged when it is read for export is a miss from then on. */
 static void a_damaged_chunk_is_condemned(void **state)
 {
-    (void)state;
     struct st_place a;
     struct sha256 keys[2];
     struct parcel p = {0};

@@ -27,7 +27,6 @@ enum store_bug store_test_bug(void)
 
 static void keys_are_stable_and_differ(void **state)
 {
-    (void)state;
     struct sha256 f = {{1}}, g = {{2}};
     int32_t tokens[STORE_CHUNK_TOKENS] = {0};
     struct sha256 root = store_root_key(&f, NULL), empty = store_root_key(&f, "");
@@ -81,7 +80,6 @@ static void header_make(struct chunk_header *h, uint64_t seed, int n_records)
 
 static void header_round_trip(void **state)
 {
-    (void)state;
     uint8_t bytes[CHUNK_HEADER_BYTES], again[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h), *back = xmalloc(sizeof *back);
     for (int n = 1; n <= CHUNK_MAX_RECORDS; n += n < 4 ? 1 : 63) {
@@ -105,7 +103,6 @@ static void header_round_trip(void **state)
 /* A tight record begins behind the one before, at a multiple of 64. Any other fills blocks. */
 static void tight_records_share_blocks(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t n_bytes;
         bool is_tight;
@@ -133,7 +130,6 @@ static void tight_records_share_blocks(void **state)
 /* Each flipped bit of a header is refused. */
 static void header_flips(void **state)
 {
-    (void)state;
     uint8_t bytes[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h);
     header_make(h, 7, 12);
@@ -202,7 +198,6 @@ static int bad_fields(void)
 
 static void header_bounds(void **state)
 {
-    (void)state;
     struct chunk_header *h = xmalloc(sizeof *h);
     header_make(h, 3, 12);
     assert_int_equal(bad_fields(), 0);
@@ -223,7 +218,6 @@ static void header_bounds(void **state)
 
 static void superblock_flips(void **state)
 {
-    (void)state;
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     struct superblock sb = {
         .uuid = {1, 2, 3}, .device = 1, .n_devices = 3, .segment_bytes = 1 << 20};
@@ -247,7 +241,6 @@ static void superblock_flips(void **state)
 /* Compares the allocator with a map that has one byte per block. */
 static void alloc_random(void **state)
 {
-    (void)state;
     enum { SEGMENT = 64, MAX = 16, N = 20000 };
     static uint8_t map[MAX][SEGMENT];
     static struct {
@@ -309,7 +302,6 @@ static void alloc_random(void **state)
 
 static void alloc_refuses(void **state)
 {
-    (void)state;
     struct alloc a;
     uint32_t segment;
     uint64_t offset;
@@ -336,7 +328,6 @@ static struct sha256 key_of(uint64_t n)
 /* Evicts in order: the least recently used leaf, as a search of all nodes finds it. */
 static void catalog_victims(void **state)
 {
-    (void)state;
     enum { N = 300 };
     static struct chunk_node *nodes[N];
     struct catalog c;
@@ -385,7 +376,6 @@ static void catalog_victims(void **state)
 /* A use gives a chunk the class of its request and owner, and of a full or partial chunk. */
 static void catalog_classes(void **state)
 {
-    (void)state;
     static const int n_tokens[] = {1, STORE_CHUNK_TOKENS - 1, STORE_CHUNK_TOKENS};
     static const uint64_t owners[] = {0, 1001};
     struct catalog c;
@@ -415,7 +405,6 @@ static void catalog_classes(void **state)
 /* A pin of a chunk that is not stored keeps its name. Without the pin the name is forgotten. */
 static void catalog_names_without_chunks(void **state)
 {
-    (void)state;
     struct catalog c;
     struct sha256 key[3] = {{{1}}, {{2}}, {{3}}};
     catalog_init(&c, PLACEMENT_LRU, true);
@@ -439,7 +428,6 @@ static void catalog_names_without_chunks(void **state)
 
 static void names_and_owners(void **state)
 {
-    (void)state;
     struct sha256 parent = {{1}}, stair[4], key = {{0}};
     static const uint32_t numbers[4][3] = {{1, 2, 3}, {2, 2, 3}, {1, 3, 3}, {1, 2, 4}};
     for (int i = 0; i < 4; i++) {
@@ -477,7 +465,6 @@ static int table_decode(int n, int layer, int kind, uint32_t n_bytes, uint64_t e
 /* The largest and smallest values of a table of records are accepted, the next ones are not. */
 static void table_bounds(void **state)
 {
-    (void)state;
     enum { MIB = 1 << 20, H = CHUNK_HEADER_BYTES };
     static const struct {
         int n, layer, kind;
@@ -511,7 +498,6 @@ static void table_bounds(void **state)
 /* Only a chunk that is not full yields. Tokens behind the last one are refused. */
 static void header_flags_and_tokens(void **state)
 {
-    (void)state;
     uint8_t bytes[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h), *back = xmalloc(sizeof *back);
     struct err err = {0};
@@ -541,7 +527,6 @@ static void header_flags_and_tokens(void **state)
 
 static void superblock_fields(void **state)
 {
-    (void)state;
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     struct superblock sb = {.uuid = {1, 2, 3},
                             .device = STORE_MAX_DEVICES - 1,
@@ -564,7 +549,6 @@ static void superblock_fields(void **state)
 
 static void alloc_in_given_segments(void **state)
 {
-    (void)state;
     enum { BLOCK = STORE_ALIGN, SEGMENT = 4 * STORE_ALIGN };
     struct alloc a;
     uint32_t segment = 9;
@@ -599,7 +583,6 @@ static void alloc_in_given_segments(void **state)
 
 static void catalog_owners_are_bounded(void **state)
 {
-    (void)state;
     struct catalog c;
     uint16_t idx = 7;
     catalog_init(&c, PLACEMENT_LRU, false);
@@ -619,7 +602,6 @@ static void catalog_owners_are_bounded(void **state)
 /* A name is a key's first bytes with the lowest bit set, so two buckets are searched. */
 static void catalog_finds_names(void **state)
 {
-    (void)state;
     enum { N = 600 };
     struct catalog c;
     struct sha256 key = {{0}};
@@ -662,7 +644,6 @@ static struct chunk_node *chunk_put(struct catalog *c, uint64_t number)
 
 static void catalog_finds_idle_chunks(void **state)
 {
-    (void)state;
     struct catalog c;
     struct chunk_node *n[4], *found[4];
     static const uint32_t used_s[] = {10, 20, 20, 30};
@@ -693,7 +674,6 @@ static void catalog_finds_idle_chunks(void **state)
 /* A chunk has the longest time to live of its uses; a use without one counts as the longest. */
 static void catalog_times_to_live(void **state)
 {
-    (void)state;
     struct catalog c;
     static const uint32_t ttl_s[] = {60, 100, 80, 100, 0, 50};
     static const uint32_t want_s[] = {60, 100, 100, 100, 0, 0};

@@ -80,7 +80,6 @@ static void expect_no_more(int i, uint64_t turn)
 
 static void the_least_recently_used_goes_first(void **state)
 {
-    (void)state;
     begin();
     assert_null(placement_victim(&part));
     for (int i = 0; i < 4; i++) {
@@ -100,7 +99,6 @@ static void the_least_recently_used_goes_first(void **state)
 
 static void a_kept_item_is_the_victim_if_no_other_is_left(void **state)
 {
-    (void)state;
     begin();
     for (int i = 0; i < 3; i++) {
         touch(&item[i], (uint64_t)(1 + i));
@@ -132,7 +130,6 @@ static const struct placement_item *search(void)
 
 static void random_histories_choose_as_a_search_does(void **state)
 {
-    (void)state;
     struct rng r = {1};
     for (int t = 0; t < 300; t++) {
         bool ours = t % 3 == 0; /* it has a second heap, in the order of use */
@@ -167,7 +164,6 @@ static void random_histories_choose_as_a_search_does(void **state)
 /* While everything is evicted, victims come in the order of their last use. */
 static void victims_come_in_order(void **state)
 {
-    (void)state;
     struct rng r = {2};
     begin();
     for (int i = 0; i < N; i++) {
@@ -184,7 +180,6 @@ static void victims_come_in_order(void **state)
 
 static void an_audit_sees_what_is_wrong(void **state)
 {
-    (void)state;
     begin();
     for (int i = 0; i < 5; i++) {
         touch(&item[i], (uint64_t)(1 + i));
@@ -204,7 +199,6 @@ static void an_audit_sees_what_is_wrong(void **state)
 
 static void fifo_evicts_by_first_use(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_FIFO);
     for (int i = 0; i < 3; i++)
         add(i, (uint64_t)(1 + i));
@@ -215,7 +209,6 @@ static void fifo_evicts_by_first_use(void **state)
 
 static void lfu_evicts_the_least_used_and_ages(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_LFU);
     for (int i = 0; i < 3; i++)
         add(i, (uint64_t)(1 + i));
@@ -242,7 +235,6 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
 
 static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_ATTENTIONSTORE);
     for (int i = 0; i < 5; i++)
         add(i, (uint64_t)(1 + i));
@@ -262,7 +254,6 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
  * would order the items the other way round. */
 static void an_item_that_was_needed_goes_back_to_its_place(void **state)
 {
-    (void)state;
     static const enum placement_kind kinds[] = {PLACEMENT_ATTENTIONSTORE, PLACEMENT_OURS};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         begin_as(kinds[k]);
@@ -279,7 +270,6 @@ static void an_item_that_was_needed_goes_back_to_its_place(void **state)
 
 static void lru_does_not_look_ahead(void **state)
 {
-    (void)state;
     begin();
     add(0, 1);
     add(1, 2);
@@ -289,7 +279,6 @@ static void lru_does_not_look_ahead(void **state)
 
 static void an_item_that_several_requests_need_waits_for_the_first(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_ATTENTIONSTORE);
     add(0, 1);
     add(1, 2);
@@ -310,7 +299,6 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
  * other sooner. Twice as many requests count as much as being needed `step` turns sooner. */
 static void ours_counts_every_waiting_request(void **state)
 {
-    (void)state;
     static const struct {
         enum placement_kind kind;
         uint64_t step;
@@ -339,7 +327,6 @@ static void ours_counts_every_waiting_request(void **state)
 
 static void an_item_inserted_later_is_found_in_the_window(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     add(0, 5);
     /* item 1 is not in the tier yet */
@@ -350,7 +337,6 @@ static void an_item_inserted_later_is_found_in_the_window(void **state)
 
 static void dropped_items_go_first_and_kept_ones_last(void **state)
 {
-    (void)state;
     for (int kind = 0; kind < PLACEMENT_KINDS; kind++) {
         begin_as(kind);
         for (int i = 0; i < 4; i++)
@@ -372,7 +358,6 @@ static void dropped_items_go_first_and_kept_ones_last(void **state)
 
 static void belady_evicts_the_farthest_next_use(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_BELADY);
     uint64_t next[] = {30, UINT64_MAX, 10, 20};
     for (int i = 0; i < 4; i++) {
@@ -389,7 +374,6 @@ static void belady_evicts_the_farthest_next_use(void **state)
 /* New content is not admitted if it would displace an item that is needed sooner. */
 static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 {
-    (void)state;
     static const struct {
         enum placement_kind kind;
         /* The newcomer's turn and its next use; turn 0: no waiting request needs the newcomer. */
@@ -424,7 +408,6 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 /* Only the eviction of an ordinary item ages the others: a dropped one tells nothing of them. */
 static void a_dropped_item_ages_no_other(void **state)
 {
-    (void)state;
     for (int is_dropped = 0; is_dropped < 2; is_dropped++) {
         begin_as(PLACEMENT_LFU);
         add(0, 1);
@@ -478,7 +461,6 @@ static const struct placement_sample *sample_of(uint64_t id)
 /* An eviction tells the learner which item has left, and the size of the tier. */
 static void ours_learns_what_was_evicted(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     add(0, 1);
     add(1, 2);
@@ -492,7 +474,6 @@ static void ours_learns_what_was_evicted(void **state)
 
 static void ours_holds_longer_what_is_used_again(void **state)
 {
-    (void)state;
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
     uint8_t busy1 = placement_class_used(busy, 1), idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
@@ -513,7 +494,6 @@ static void ours_holds_longer_what_is_used_again(void **state)
 
 static void ours_is_lru_before_it_has_learned(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     for (int i = 0; i < N; i++)
         add((i * 7) % N, (uint64_t)(1000 + i));
@@ -525,7 +505,6 @@ static void ours_is_lru_before_it_has_learned(void **state)
  * their turns. */
 static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     learn.may_depart = false;
     add(0, 1);
@@ -538,7 +517,6 @@ static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
 /* The learner gets the class of an item with the number of its uses. */
 static void uses_are_part_of_a_class(void **state)
 {
-    (void)state;
     uint8_t class = placement_class(1, false, true);
     begin_as(PLACEMENT_OURS);
     struct placement_use u = {.at = 1, .time = 1000, .class = class};
@@ -552,7 +530,6 @@ static void uses_are_part_of_a_class(void **state)
 /* Content that comes back after its eviction, and that LRU would still have, is a loss. */
 static void content_that_comes_back_was_not_there(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     learn.lru_age = 100;
     touch(&item[0], 1000);
@@ -565,7 +542,6 @@ static void content_that_comes_back_was_not_there(void **state)
 
 static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 {
-    (void)state;
     begin_as(PLACEMENT_OURS);
     learn.price = 0.01; /* the tier's price: a use per hundred units of time */
     struct placement_use u[] = {{.at = 1, .time = 1000, .reuse_in = 50},
@@ -586,7 +562,6 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
  * is evicted first if a use saves little, and stays if a use saves much. */
 static void ours_holds_longer_what_saves_more(void **state)
 {
-    (void)state;
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
     uint8_t idle1 = placement_class_used(idle, 1);
     begin_as(PLACEMENT_OURS);
@@ -613,7 +588,6 @@ static void ours_holds_longer_what_saves_more(void **state)
 /* At the price, the items that are worth holding fill half of the tier. */
 static void a_smaller_tier_has_a_higher_price(void **state)
 {
-    (void)state;
     double price[2];
     for (int k = 0; k < 2; k++) {
         struct rng r = {4};
@@ -635,7 +609,6 @@ static void a_smaller_tier_has_a_higher_price(void **state)
  * and item. */
 static void the_window_agrees_with_a_list(void **state)
 {
-    (void)state;
     enum { IDS = 60 };
     struct rng r = {7};
     begin();

@@ -61,7 +61,6 @@ static void expect_room(const struct placement_guard *g, const struct log *log)
  * rates of these hits change, so that the regret rises and falls for more than an epoch. */
 static void the_room_is_the_bound_less_debt_and_fall(void **state)
 {
-    (void)state;
     for (uint64_t seed = 1; seed <= 6; seed++) {
         struct placement_guard g = {0};
         struct log log = {0};
@@ -100,7 +99,6 @@ static void the_room_is_the_bound_less_debt_and_fall(void **state)
  * same request. */
 static void references_of_a_request_belong_together(void **state)
 {
-    (void)state;
     struct placement_guard g = {0};
     for (int i = 0; i < 50; i++)
         placement_guard_used(&g, 0);

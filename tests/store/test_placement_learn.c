@@ -22,7 +22,6 @@ static struct placement_learn *l;
 
 static int begin(void **state)
 {
-    (void)state;
     l = xcalloc(1, sizeof *l);
     placement_learn_init(l);
     return 0;
@@ -30,7 +29,6 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    (void)state;
     free(l);
     return 0;
 }
@@ -39,7 +37,6 @@ static int end(void **state)
 
 static void each_turn_has_its_class(void **state)
 {
-    (void)state;
     static const int bits[] = {0, 0, 1, 2, 2, 2, 3, 3, 3};
     for (int turn = 0; turn < 9; turn++)
         for (int flags = 0; flags < 4; flags++)
@@ -49,7 +46,6 @@ static void each_turn_has_its_class(void **state)
 
 static void each_number_of_uses_has_its_class(void **state)
 {
-    (void)state;
     static const int bits[] = {0, 0, 1, 2, 3, 3, 3};
     for (int class = 0; class < PLACEMENT_CLASSES; class ++)
         for (uint32_t n = 0; n < 7; n++)
@@ -60,7 +56,6 @@ static void each_number_of_uses_has_its_class(void **state)
 /* An owner has one of four numbers. Setting it leaves the other bits of the class unchanged. */
 static void each_owner_has_its_number(void **state)
 {
-    (void)state;
     int n[4] = {0};
     assert_int_equal(placement_class_owner(0xff, 0), 0x3f);
     for (uint64_t tag = 1; tag <= 400; tag++) {
@@ -133,7 +128,6 @@ static struct load load_of(double rate_0, double rate_1, double value_0, double 
  * (1 / r + 1). */
 static void the_index_is_the_rate(void **state)
 {
-    (void)state;
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 3000, 1000);
     assert_true(l->n_updates > 20);
@@ -154,7 +148,6 @@ static void the_index_is_the_rate(void **state)
  * class without content. */
 static void a_new_class_is_like_all(void **state)
 {
-    (void)state;
     enum { NOW = 3000 };
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, NOW, 1000);
@@ -178,7 +171,6 @@ static void a_new_class_is_like_all(void **state)
 /* A small load is observed as a whole. */
 static void the_sample_is_all_content(void **state)
 {
-    (void)state;
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 1000, 1000);
     int n = 0;
@@ -207,7 +199,6 @@ static int by_age(const void *a, const void *b)
  * the steps of ages. */
 static void lru_holds_the_youngest(void **state)
 {
-    (void)state;
     static const uint64_t sizes[] = {200, 700, 1500};
     for (int k = 0; k < 3; k++) {
         static uint32_t age[PLACEMENT_SAMPLES];
@@ -247,7 +238,6 @@ static double held(const struct load *x)
 /* For any size of the tier and any values, the items worth holding fill half of the tier. */
 static void the_price_fills_half_of_the_tier(void **state)
 {
-    (void)state;
     static const struct {
         uint64_t n_items;
         double value[2];
@@ -266,7 +256,6 @@ static void the_price_fills_half_of_the_tier(void **state)
 /* Content that saves more, or is used again sooner, is held by more requests and for longer. */
 static void worth_rises_with_value_and_rate(void **state)
 {
-    (void)state;
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 2500, 1000);
     struct rng r = {9};
@@ -289,7 +278,6 @@ static void worth_rises_with_value_and_rate(void **state)
  * id alone decides. */
 static void much_content_is_sampled(void **state)
 {
-    (void)state;
     uint32_t now = 0;
     for (uint64_t id = 1; id <= 60000; id++) {
         placement_learn_used(l, &(struct placement_learn_use){
@@ -323,7 +311,6 @@ static double all_ended(void)
 /* Old observations fade: at most 100,000 of them count, and those since the last update. */
 static void old_behaviour_fades(void **state)
 {
-    (void)state;
     struct load x = load_of(1.0 / 10, 1.0 / 20, 1, 1);
     double before = 0;
     int n_fallen = 0;
@@ -345,7 +332,6 @@ static void old_behaviour_fades(void **state)
  * item that only LRU would have evicted is a gained hit. */
 static void the_guard_is_told_where_lru_differs(void **state)
 {
-    (void)state;
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 1500, 700);
     assert_true(l->lru_age > 10 && l->lru_age < 1000);

@@ -46,7 +46,6 @@ static void near(double got, double want)
 /* The saving, over all layers, is the time to compute a chunk minus the time to read it. */
 static void a_chunk_saves_computing_without_reading(void **state)
 {
-    (void)state;
     struct platform p = platform();
     struct placement_price x = price_of(&p);
     near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), (CHUNK_S - READ_S) / CHUNK_S);
@@ -61,7 +60,6 @@ static void a_chunk_saves_computing_without_reading(void **state)
 /* Losing a block that the store has costs a read. Losing another block costs its computation. */
 static void a_block_that_is_stored_saves_less(void **state)
 {
-    (void)state;
     struct platform p = platform();
     struct placement_price x = price_of(&p);
     near(placement_price_held(&x, 64, 0, false), 1);
@@ -77,7 +75,6 @@ static void a_block_that_is_stored_saves_less(void **state)
  * more. Losing a block whose state is in the store never costs more than a read. */
 static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 {
-    (void)state;
     struct platform p = platform();
     struct placement_price x = price_of(&p);
     static const struct truncation t = {.context = 1024, .step = 512, .keep = 64};
@@ -92,7 +89,6 @@ static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 /* Corrections that were learned from restores change the price. */
 static void corrections_change_the_price(void **state)
 {
-    (void)state;
     struct platform p = platform();
     p.gemm_correction.log2 = 1; /* computing takes twice as long */
     struct placement_price x = price_of(&p);
@@ -102,7 +98,6 @@ static void corrections_change_the_price(void **state)
 
 static void values_are_bounded_and_1_where_nothing_is_known(void **state)
 {
-    (void)state;
     struct platform p = platform();
     p.tier[0].bytes_per_s = 1e3; /* reading takes longer than computing */
     struct placement_price x = price_of(&p), none = {0};

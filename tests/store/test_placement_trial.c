@@ -20,7 +20,6 @@ static uint64_t lot;
 
 static int begin(void **state)
 {
-    (void)state;
     t = malloc(sizeof *t);
     placement_trial_init(t);
     memset(known, 0, sizeof known);
@@ -30,7 +29,6 @@ static int begin(void **state)
 
 static int end(void **state)
 {
-    (void)state;
     free(t);
     return 0;
 }
@@ -72,7 +70,6 @@ static void loop(uint32_t n, bool holds)
 
 static void holding_a_part_of_a_loop_pays(void **state)
 {
-    (void)state;
     loop(2000, true);
     assert_true(placement_trial_pays(t));
     assert_true(t->gain > 0.4 * t->n_uses);
@@ -92,7 +89,6 @@ static void hold_the_useless(uint32_t n)
 
 static void holding_what_is_used_once_does_not_pay(void **state)
 {
-    (void)state;
     hold_the_useless(200);
     assert_false(placement_trial_pays(t));
     assert_true(t->gain < 0);
@@ -101,7 +97,6 @@ static void holding_what_is_used_once_does_not_pay(void **state)
 /* Without uses that tell the two policies apart there is no evidence, so the tier follows LRU. */
 static void without_a_difference_lru_is_followed(void **state)
 {
-    (void)state;
     loop(2000, false);
     assert_true(t->gain == 0);
     assert_false(placement_trial_pays(t));
@@ -110,7 +105,6 @@ static void without_a_difference_lru_is_followed(void **state)
 /* A few requests are too little evidence: until there are enough, `ours` is followed. */
 static void the_first_requests_are_not_judged(void **state)
 {
-    (void)state;
     assert_true(placement_trial_pays(t));
     hold_the_useless(10);
     assert_true(placement_trial_pays(t));
@@ -119,7 +113,6 @@ static void the_first_requests_are_not_judged(void **state)
 /* Until the tier is full, both caches hold everything and no request is judged. */
 static void a_tier_with_room_is_not_judged(void **state)
 {
-    (void)state;
     for (uint32_t i = 0; i < 500; i++) {
         placement_trial_use(t, i);
         placement_trial_sampled(t, i % 100, i >= 100, 0, HUGE_VAL);
@@ -132,7 +125,6 @@ static void a_tier_with_room_is_not_judged(void **state)
 /* Old gains fade, so the judgement follows a load that changes in either direction. */
 static void the_judgement_follows_the_load(void **state)
 {
-    (void)state;
     loop(2000, true);
     assert_true(placement_trial_pays(t));
     hold_the_useless(3000);
@@ -145,7 +137,6 @@ static void the_judgement_follows_the_load(void **state)
  * no evidence. */
 static void a_gain_within_its_spread_is_no_evidence(void **state)
 {
-    (void)state;
     hold_the_useless(200);
     assert_false(placement_trial_pays(t));
     t->gain = 0.9 * sqrt(t->squares);
@@ -163,7 +154,6 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
  * suffices. */
 static void ours_ends_once_its_gain_is_within_the_spread(void **state)
 {
-    (void)state;
     loop(2000, true);
     assert_true(placement_trial_pays(t));
     t->squares = 1e6;
@@ -183,7 +173,6 @@ static void ours_ends_once_its_gain_is_within_the_spread(void **state)
  * count as hits. */
 static void a_path_ends_at_its_first_miss(void **state)
 {
-    (void)state;
     ask(0, 10, UINT32_MAX);
     for (uint32_t i = 0; i < 41; i++) /* LRU loses the last of the ten slots */
         ask(100 + i, 1, 0);
@@ -208,7 +197,6 @@ static void a_path_ends_at_its_first_miss(void **state)
 
 static void a_forgotten_slot_is_in_neither_cache(void **state)
 {
-    (void)state;
     struct rng r = {5};
     for (int i = 0; i < 20000; i++) {
         uint32_t slot = (uint32_t)rng_below(&r, 200);

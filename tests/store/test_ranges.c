@@ -49,7 +49,6 @@ static struct chunk_node *node_of(struct store *s, const struct sha256 *key)
 
 static void lookups(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N];
     struct store_hit hits[N + 1];
@@ -87,7 +86,6 @@ static void lookups(void **state)
 /* A chunk behind those that are asked for is damaged. */
 static void hits_that_stand(void **state)
 {
-    (void)state;
     struct store *s = store_make("dram");
     struct sha256 keys[N];
     struct store_hit hits[N];
@@ -125,7 +123,6 @@ static void must_be_pinned(struct store *s, const struct sha256 *keys, unsigned 
 
 static void pins(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N];
     int64_t until = clock_wall_s() + 1000;
@@ -150,7 +147,6 @@ static void pins(void **state)
 /* The keys around the chain name a chunk that is not stored, then chunks of other contexts. */
 static void guarantees(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N + 2], others[2][N];
     struct store_guaranteed g;
@@ -186,7 +182,6 @@ static void guarantees(void **state)
 
 static void drops(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N];
     st_keys(&one, N, keys);
@@ -210,7 +205,6 @@ static int turns(struct store *s, const struct sha256 *keys)
 
 static void expected_uses(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N];
     st_keys(&one, N, keys);
@@ -230,7 +224,6 @@ static void expected_uses(void **state)
 
 static void erasures(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct sha256 keys[N];
     struct store_erased e;
@@ -258,7 +251,6 @@ static void erasures(void **state)
 /* Erasing an owner adds up what each of its contexts has lost. One context is in use. */
 static void an_owner_in_sum(void **state)
 {
-    (void)state;
     const struct st_ctx mine[] = {{.base = 4, .own = 4, .salt = "x"},
                                   {.base = 5, .own = 5, .salt = "x"},
                                   {.base = 6, .own = 6, .salt = "x"}};
@@ -291,7 +283,6 @@ static void an_owner_in_sum(void **state)
  * them. */
 static void samples(void **state)
 {
-    (void)state;
     struct store *s = store_make("sim");
     struct st_ctx foreign = {.base = 9, .own = 9, .model = 5};
     struct sha256 f = st_fingerprint(one.model), other = st_fingerprint(5);

@@ -86,7 +86,6 @@ static void fetch(struct owner *o, struct line *l, int at)
 
 static void the_earliest_turn_comes_first_from_its_beginning(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a, b, c, d;
     assert_none(&o);
@@ -112,7 +111,6 @@ static void the_earliest_turn_comes_first_from_its_beginning(void **state)
 
 static void fewer_than_four_chunks_are_not_worth_a_fetch(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a, b;
     want(&o, &a, 1, "hhdddh");
@@ -127,7 +125,6 @@ static void fewer_than_four_chunks_are_not_worth_a_fetch(void **state)
 
 static void a_context_ends_at_a_chunk_that_is_not_stored(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a, b;
     want(&o, &a, 1, "dddndddd");
@@ -142,7 +139,6 @@ static void a_context_ends_at_a_chunk_that_is_not_stored(void **state)
  * fetched a second time. */
 static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a;
     want(&o, &a, 1, "dddddd");
@@ -160,7 +156,6 @@ static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state
  * they are fewer than four. Wants of earlier turns are not looked at again. */
 static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct placement_item victim = {.rank = PLACEMENT_ORDINARY, .order = ~(uint64_t)20};
     struct line a, b, c;
@@ -189,7 +184,6 @@ static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
 
 static void a_failed_fetch_ends_those_of_its_want_only(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a, b;
     want(&o, &a, 1, "dddd");
@@ -203,7 +197,6 @@ static void a_failed_fetch_ends_those_of_its_want_only(void **state)
 /* A chunk that is too large for memory fails its own want and does not block later wants. */
 static void a_chunk_that_is_too_large_is_passed_over(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct line a, b;
     want(&o, &a, 1, "Dddd");
@@ -217,7 +210,6 @@ static void a_chunk_that_is_too_large_is_passed_over(void **state)
  * turns. */
 static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
 {
-    (void)state;
     struct owner o = roomy();
     struct placement_item victim = {.rank = PLACEMENT_ORDINARY};
     struct line a, b, *l;

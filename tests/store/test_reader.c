@@ -44,7 +44,6 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
 
 static void large_records(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct st_place p;
         struct st_result r;
@@ -131,7 +130,6 @@ static void reading_end(struct reading *g)
 
 static void few_at_a_time(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct reading g;
         struct err err = {0};
@@ -162,7 +160,6 @@ static void few_at_a_time(void **state)
 
 static void reads_that_cannot_be(void **state)
 {
-    (void)state;
     struct reading g;
     struct err err = {0};
     struct store_read *done[3];
@@ -187,7 +184,6 @@ static void reads_that_cannot_be(void **state)
  * more. A record that is damaged on the disk, too, is refused. */
 static void a_damaged_page_is_read_again(void **state)
 {
-    (void)state;
     struct reading g;
     struct err err = {0};
     struct store_read *done[1];
@@ -214,7 +210,6 @@ static void a_damaged_page_is_read_again(void **state)
 
 static void closed_while_reading(void **state)
 {
-    (void)state;
     static const char *const on[] = {"sim", "pread", "dram"};
     for (size_t i = 0; i < 3; i++) {
         struct reading g;
@@ -229,7 +224,6 @@ static void closed_while_reading(void **state)
 
 static void no_queue(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct store_reader *r = NULL;
@@ -276,7 +270,6 @@ static void make_elsewhere(struct reading *g)
 /* Packed records begin anywhere, and encrypted ones come with their key. */
 static void places_of_every_form(void **state)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         struct reading g;
         st_place_key = i > 0 ? st_key : NULL;
@@ -290,7 +283,6 @@ static void places_of_every_form(void **state)
 /* Reads a record without the store, at the place that the store reports. */
 static void places_for_others(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct reading g;
         struct err err = {0};

@@ -56,7 +56,6 @@ static void keeps_its_index(struct st_place *p, unsigned on, const char *path)
  * empty. */
 static void nothing_is_removed_before_the_marker_is_durable(void **state)
 {
-    (void)state;
     struct st_place p;
     damaged(&p);
     keeps_its_index(&p, IO_SIM_ON_OPEN | IO_SIM_ON_NAME, "index.rebuild");
@@ -77,7 +76,6 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
  * complete. */
 static void a_marker_that_was_left_means_a_rebuild(void **state)
 {
-    (void)state;
     struct st_place p;
     struct io_file *f;
     assert_true(st_place_open(&p, "sim", 2));
@@ -95,7 +93,6 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
 /* Chunks that are written after a rebuild have higher ids than all chunks before it. */
 static void ids_go_on_after_the_newest_chunk(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     damaged(&p);
@@ -115,7 +112,6 @@ static void ids_go_on_after_the_newest_chunk(void **state)
  * is lost: the next opening finds all chunks. */
 static void a_read_that_fails_is_an_error(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     uint64_t n_failed = 0;
@@ -145,7 +141,6 @@ static void a_read_that_fails_is_an_error(void **state)
  * the other folder. */
 static void a_cut_file_loses_the_records_behind_its_end(void **state)
 {
-    (void)state;
     uint64_t whole = 0, left = 0; /* the file's last block has no records yet */
     for (uint64_t cut = STORE_ALIGN; left == whole; cut += STORE_ALIGN) {
         struct st_place p;
@@ -190,7 +185,6 @@ static void lose_row(struct io *io)
  * gone. */
 static void a_rebuild_begins_from_nothing(void **state)
 {
-    (void)state;
     enum { MANY = 20 };
     struct st_place p;
     struct err err = {0};

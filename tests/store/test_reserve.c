@@ -73,7 +73,6 @@ static int erase(struct store *s, const struct st_ctx *c, struct err *err)
 
 static void erasing_works(void **state)
 {
-    (void)state;
     for (int with = 0; with < 2; with++) {
         struct st_place p;
         struct err err = {0};
@@ -105,7 +104,6 @@ static void erasing_works(void **state)
 
 static void gc_works(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     uint64_t freed;
@@ -125,7 +123,6 @@ static void gc_works(void **state)
  * store opens. */
 static void a_lower_cap_waits(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct store_stats st;
@@ -149,7 +146,6 @@ static void a_lower_cap_waits(void **state)
 /* The reserve takes 1/32 of the disk or of the cap, whole blocks, and at most 1 MiB. */
 static void its_size(void **state)
 {
-    (void)state;
     enum { MIB = 1 << 20 };
     static const struct {
         uint64_t disk_bytes, cap_bytes, reserve_bytes;

@@ -89,7 +89,6 @@ static int life(const char *kind, const uint8_t *key)
 
 static void files_show_nothing(void **state)
 {
-    (void)state;
     assert_true(life("sim", NULL) > 3 * N); /* shows that the search works */
     assert_int_equal(life("sim", st_key), 0);
     assert_int_equal(life("uring", st_key), 0);
@@ -111,7 +110,6 @@ static void refused(const struct st_place *p, const uint8_t *key, const char *wh
 /* Also if a superblock is lost, and its content comes from the index or the other directory. */
 static void no_other_key_opens(void **state)
 {
-    (void)state;
     for (int lost = -1; lost < 2; lost++) {
         struct st_place p;
         assert_true(st_place_open(&p, "sim", 1 + (lost == 1)));
@@ -145,7 +143,6 @@ static void no_other_key_opens(void **state)
  * not stored. */
 static void parcels_go_between_keys(void **state)
 {
-    (void)state;
     const uint8_t *const to[] = {NULL, other_key};
     for (int i = 0; i < 2; i++) {
         struct st_place a, b;
@@ -242,7 +239,6 @@ static void two_left(const struct st_place *p, bool first, bool second)
  * without a rebuild. Other owners' chunks stay, and the owner may come again. */
 static void an_erased_owner_opens_nowhere(void **state)
 {
-    (void)state;
     for (int rebuilds = 0; rebuilds < 2; rebuilds++) {
         struct st_place p;
         struct err err = {0};
@@ -276,7 +272,6 @@ static void an_erased_owner_opens_nowhere(void **state)
 /* Each key has two copies, of which one is enough, and mends the other. */
 static void keys_have_copies(void **state)
 {
-    (void)state;
     struct st_place p;
     open_two(&p);
     for (int i = 0; i < 4; i++) { /* the first copy, the second one, and both at once */

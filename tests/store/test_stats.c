@@ -106,7 +106,6 @@ static void must_be(struct store *s, const struct store_stats *want)
 
 static void numbers_follow_a_life(void **state)
 {
-    (void)state;
     struct store *s = store_make();
     struct store_stats want = {
         .tier = "disk",
@@ -217,7 +216,6 @@ static void numbers_follow_a_life(void **state)
 /* file_bytes is the length of all segment files. */
 static void lengths_of_files(void **state)
 {
-    (void)state;
     struct store *s = store_make();
     uint64_t n_bytes = 0;
     for (uint64_t i = 0; i < 24; i++)
@@ -267,7 +265,6 @@ static int find(const struct listing *l, const struct sha256 *key)
 
 static void fields_of_a_listing(void **state)
 {
-    (void)state;
     struct store *s = store_make();
     struct listing l = {.most = -1};
     struct sha256 keys[N], ours_f = st_fingerprint(ours.model),
@@ -330,7 +327,6 @@ static void fields_of_a_listing(void **state)
 /* Parents stand before their children, and every branch is listed once. */
 static void branches_of_a_listing(void **state)
 {
-    (void)state;
     struct store *s = store_make();
     struct listing l = {.most = -1};
     for (uint64_t i = 0; i < 4; i++) {
@@ -355,7 +351,6 @@ static void branches_of_a_listing(void **state)
 
 static void names_and_defaults(void **state)
 {
-    (void)state;
     static const char *const misses[] = {"absent",  "evicted",    "uncommitted",
                                          "damaged", "unreadable", "other_state"};
     static const char *const evicts[] = {"cap",        "disk_full", "quota",

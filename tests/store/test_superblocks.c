@@ -57,7 +57,6 @@ static void both_copies_hold(struct io *io, const char *path)
  * fails meanwhile. The next damage may hit the other copy. */
 static void a_damaged_copy_is_mended(void **state)
 {
-    (void)state;
     uint64_t n_crashes = 0;
     for (int copy = 0; copy < 2; copy++) {
         bool crashed = true;
@@ -98,7 +97,6 @@ static void a_damaged_copy_is_mended(void **state)
  * rewrites nothing. */
 static void a_copy_that_cannot_be_mended(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_verify v;
     struct err err = {0};
@@ -130,7 +128,6 @@ static void a_copy_that_cannot_be_mended(void **state)
 /* An index of another version is refused with its number and not changed. */
 static void other_index_versions(void **state)
 {
-    (void)state;
     for (uint32_t version = 0; version < 4; version++) {
         if (version == 2)
             continue;

@@ -207,32 +207,27 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
 
 static void dram(void **state)
 {
-    (void)state;
     together("dram", 0, 0);
 }
 
 static void sim(void **state)
 {
-    (void)state;
     together("sim", 0, 0);
 }
 
 /* The arena holds 16 of the 20 chunks. */
 static void sim_with_copies(void **state)
 {
-    (void)state;
     together("sim", 0, 1 << 20);
 }
 
 static void sim_with_cap(void **state)
 {
-    (void)state;
     together("sim", 16 * 70000, 0);
 }
 
 static void uring(void **state)
 {
-    (void)state;
     together("uring", 0, 1 << 20);
 }
 

@@ -149,7 +149,6 @@ static bool arena_is_zero(void)
 
 static void written_chunks_are_read_from_dram(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct store_stats st;
     struct st_ctx c = {.base = 1, .own = 1};
@@ -176,7 +175,6 @@ static void written_chunks_are_read_from_dram(void **state)
 /* A copy has its records as they lie in the extent, also where they share blocks. */
 static void packed_records_are_read_from_dram(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
@@ -191,7 +189,6 @@ static void packed_records_are_read_from_dram(void **state)
 
 static void records_that_are_added_have_copies_of_their_own(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     assert_true(st_place_open(&place, "sim", 3));
@@ -208,7 +205,6 @@ static void records_that_are_added_have_copies_of_their_own(void **state)
 
 static void a_restart_begins_without_copies(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = begin();
     save(s, &c, N);
@@ -223,7 +219,6 @@ static void a_restart_begins_without_copies(void **state)
  * anywhere. */
 static void closing_does_not_touch_the_arena(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = begin();
     save(s, &c, STAY);
@@ -237,7 +232,6 @@ static void closing_does_not_touch_the_arena(void **state)
 
 static void a_write_that_fails_leaves_no_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = begin();
@@ -264,7 +258,6 @@ static void a_write_that_fails_leaves_no_copy(void **state)
 
 static void a_full_arena_keeps_a_sixteenth_free(void **state)
 {
-    (void)state;
     struct st_ctx c[3];
     struct store *s = begin();
     for (int i = 0; i < 3; i++) {
@@ -289,7 +282,6 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
 /* The first context was used last, so the second loses the copies of its last chunks. */
 static void copies_that_were_used_last_stay(void **state)
 {
-    (void)state;
     struct st_ctx c[3];
     struct store *s = begin();
     for (int i = 0; i < 3; i++) {
@@ -306,7 +298,6 @@ static void copies_that_were_used_last_stay(void **state)
 /* Waiting requests need the oldest context. Policies that look ahead keep its copies. */
 static void copies_for_waiting_requests_stay(void **state)
 {
-    (void)state;
     struct st_ctx c[3];
     struct sha256 keys[7];
     assert_true(st_place_open(&place, "sim", 1));
@@ -331,7 +322,6 @@ static void copies_for_waiting_requests_stay(void **state)
 /* A hint says when the oldest context is used next. The policy `ours` keeps its copies. */
 static void copies_with_a_hint_stay(void **state)
 {
-    (void)state;
     static const struct store_use hint = {.reuse_in_s = 3600};
     for (int hinted = 0; hinted < 2; hinted++) {
         struct st_ctx c[3];
@@ -374,7 +364,6 @@ static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
  * does not matter whether the copies were made before or after the chunks were held. */
 static void what_the_caller_holds_goes_first(void **state)
 {
-    (void)state;
     for (int before = 0; before < 2; before++) {
         struct st_ctx c[3];
         struct store *s = begin();
@@ -406,7 +395,6 @@ static void what_the_caller_holds_goes_first(void **state)
  * counts as held. */
 static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
     struct store *s = begin();
     save(s, &c, 7);
@@ -423,7 +411,6 @@ static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 /* A chunk that its owner dropped is evicted first, in DRAM as in the store. A use ends that. */
 static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
     struct sha256 keys[7];
     struct store *s = begin();
@@ -440,7 +427,6 @@ static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
 
 static void a_chunk_that_is_read_is_not_dropped(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
@@ -474,7 +460,6 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
  * large enough. */
 static void free_room_in_small_holes_is_joined(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct sha256 key;
     struct store_erased out;
@@ -501,7 +486,6 @@ static void free_room_in_small_holes_is_joined(void **state)
 
 static void a_chunk_that_is_too_large_has_no_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     const struct st_shape large = {.n_layers = 3, .n_bytes = {5000, 20000}};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -577,7 +561,6 @@ static void fetch_all(struct store *s, struct store_fetcher *f)
 
 static void what_waits_is_fetched(void **state)
 {
-    (void)state;
     struct st_ctx c[2];
     struct store *s = begin_cold(c, 2);
     struct store_fetcher *f = fetcher(s);
@@ -609,7 +592,6 @@ static double price(struct store *s, const struct st_ctx *c, int n)
  * nothing, nor do existing copies, nor memory from the caller's own functions. */
 static void memory_that_is_not_provided_has_a_price(void **state)
 {
-    (void)state;
     enum { PART = 4 }; /* a fetch needs at least so many chunks */
     struct st_ctx c[2];
     struct store *s = begin_cold(c, 2);
@@ -646,7 +628,6 @@ static void memory_that_is_not_provided_has_a_price(void **state)
 /* 192 tokens are too few for a fetch, as a whole context and as a part of a longer one. */
 static void little_is_not_fetched(void **state)
 {
-    (void)state;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
     struct store *s = begin_cold(c, 1);
@@ -673,7 +654,6 @@ static void little_is_not_fetched(void **state)
 /* A chunk that the caller holds in its own memory is not fetched. The chunks after it are. */
 static void what_the_caller_holds_is_not_fetched(void **state)
 {
-    (void)state;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
     struct store *s = begin_cold(c, 1);
@@ -698,7 +678,6 @@ static void what_the_caller_holds_is_not_fetched(void **state)
  * announced. */
 static void earlier_turns_come_first(void **state)
 {
-    (void)state;
     struct st_ctx c[3];
     struct store *s = begin_cold(c, 3);
     struct store_fetcher *f = fetcher(s);
@@ -734,7 +713,6 @@ static void earlier_turns_come_first(void **state)
  * for ever. */
 static void a_chunk_is_fetched_once_for_a_request(void **state)
 {
-    (void)state;
     struct st_ctx c[3];
     struct sha256 keys[LONG];
     struct store *s = begin_cold(c, 3);
@@ -763,7 +741,6 @@ static void settle(struct store *s)
  * again and takes the place of the written chunk's copy. */
 static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
 {
-    (void)state;
     enum { REST = STAY - 2 * LONG };
     struct st_ctx c[3], new = {.base = 50, .own = 1};
     struct store *s = begin_cold(c, 3);
@@ -799,7 +776,6 @@ static void flip_on_disk(struct st_place *p, struct store *s, const struct sha25
 /* A chunk with wrong bytes is condemned once: no fetch tries it again. */
 static void a_damaged_chunk_is_condemned_once(void **state)
 {
-    (void)state;
     struct st_ctx c[1];
     struct sha256 keys[LONG];
     struct store_stats st;
@@ -827,7 +803,6 @@ static void a_damaged_chunk_is_condemned_once(void **state)
  * fetched for this request. */
 static void a_disk_that_hangs_ends_the_fetch(void **state)
 {
-    (void)state;
     const enum io_sim_fault_kind kinds[] = {IO_SIM_STUCK, IO_SIM_FAIL};
     for (int i = 0; i < 2; i++) {
         struct st_ctx c[1];
@@ -860,7 +835,6 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
  * the chunk stays. */
 static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 {
-    (void)state;
     for (int how = 0; how < 3; how++) {
         struct err err = {0};
         struct st_ctx c[1];
@@ -897,7 +871,6 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
 
 static void two_fetchers_share_the_work(void **state)
 {
-    (void)state;
     struct st_ctx c[1];
     struct store *s = begin_cold(c, 1);
     struct store_fetcher *f = fetcher(s), *g = fetcher(s);
@@ -919,7 +892,6 @@ static void two_fetchers_share_the_work(void **state)
 
 static void erasing_reaches_the_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[STAY];
@@ -939,7 +911,6 @@ static void erasing_reaches_the_copy(void **state)
  * released them. */
 static void erasing_waits_for_readers(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
@@ -972,7 +943,6 @@ static void erasing_waits_for_readers(void **state)
 
 static void condemning_reaches_the_copy(void **state)
 {
-    (void)state;
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     struct store_hit hit;
@@ -991,7 +961,6 @@ static void condemning_reaches_the_copy(void **state)
 
 static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     struct sha256 keys[N];
@@ -1014,7 +983,6 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
 /* Chunks whose time to live has passed leave no bytes in DRAM. */
 static void expiry_reaches_the_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
@@ -1041,7 +1009,6 @@ static void expiry_reaches_the_copy(void **state)
  * returns. */
 static void gc_reaches_the_copy(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
@@ -1063,7 +1030,6 @@ static void gc_reaches_the_copy(void **state)
  * a sequence still holds the chunk. */
 static void superseding_reaches_the_copy(void **state)
 {
-    (void)state;
     for (int is_held = 0; is_held < 2; is_held++) {
         struct err err = {0};
         struct st_ctx c = {.base = 1, .own = 1};
@@ -1111,7 +1077,6 @@ static void superseding_reaches_the_copy(void **state)
 /* A bit flips in DRAM: the copy is dropped, and the chunk on the disk stays. */
 static void a_damaged_copy_condemns_nothing(void **state)
 {
-    (void)state;
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
@@ -1146,7 +1111,6 @@ static void *scarce_get(void *arg, size_t bytes)
  * smaller, or there is none. */
 static void copies_take_less_where_memory_is_scarce(void **state)
 {
-    (void)state;
     const struct {
         size_t most;
         uint64_t got;

@@ -115,7 +115,6 @@ static struct files filled(const struct st_place *p, const struct st_shape *shap
 
 static void everything_is_bounded(void **state)
 {
-    (void)state;
     for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
         struct st_place p;
         struct store_stats st;
@@ -134,7 +133,6 @@ static void everything_is_bounded(void **state)
 /* Extents of 8 KiB: the index reaches its share before the segments reach theirs. */
 static void small_extents_are_bounded_by_the_index(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_stats st;
     assert_true(st_place_open(&p, "sim", 1));
@@ -149,7 +147,6 @@ static void small_extents_are_bounded_by_the_index(void **state)
 /* A store that is opened again knows how full its index is, even if it was not closed. */
 static void it_holds_after_opening_again(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     assert_true(st_place_open(&p, "sim", 1));
@@ -167,7 +164,6 @@ static void it_holds_after_opening_again(void **state)
 
 static void a_cap_that_leaves_nothing_is_refused(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store *s;
     struct err err = {0};
@@ -189,7 +185,6 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
  * hand. */
 static void shares_of_a_cap(void **state)
 {
-    (void)state;
     static struct space s;
     static const struct {
         uint64_t cap;
@@ -238,7 +233,6 @@ static void shares_of_a_cap(void **state)
 /* Pins and rows in the index's share, at the last number that fits and at the next one. */
 static void the_share_of_the_index(void **state)
 {
-    (void)state;
     static struct space s;
     static struct catalog cat;
     struct err err = {0};

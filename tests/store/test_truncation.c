@@ -53,7 +53,6 @@ static void check_token(const struct truncation *t, int64_t p)
 /* Chunks have one cut, positions stay below C, and the closed form equals the definition. */
 static void the_arithmetic_is_the_definition(void **state)
 {
-    (void)state;
     for (int64_t c = 3 * UNIT; c <= MAX_C; c += UNIT) {
         for (int64_t s = UNIT; s <= c - 2 * UNIT; s += UNIT) {
             int64_t most = c - s - UNIT;
@@ -78,7 +77,6 @@ static void the_arithmetic_is_the_definition(void **state)
  * definition's numbers or is refused. */
 static void what_is_asked_for_is_made_or_refused(void **state)
 {
-    (void)state;
     static const double ratios[] = {0.03, 0.1, 0.25, 0.5, 0.75, 0.97};
     for (int64_t c = 0; c <= MAX_C; c++) {
         for (size_t i = 0; i < sizeof ratios / sizeof ratios[0]; i++) {
@@ -110,7 +108,6 @@ static void refused(int64_t context, double ratio, int64_t keep, const char *wor
 /* A refusal names the refused numbers. */
 static void a_refusal_names_the_numbers(void **state)
 {
-    (void)state;
     refused(1024, 0, 64, "the ratio is 0;");
     refused(1024, 1, 64, "the ratio is 1;");
     refused(1024, 0.0 / 0.0, 64, "the ratio is ");
@@ -126,7 +123,6 @@ static void a_refusal_names_the_numbers(void **state)
 /* Without a truncation there is one stair, and it has no end. */
 static void no_truncation_cuts_nothing(void **state)
 {
-    (void)state;
     struct truncation t = {0};
     assert_int_equal(truncation_cut(&t, 1000000), 0);
     assert_false(truncation_begins(&t, 1000000));
@@ -138,7 +134,6 @@ static void no_truncation_cuts_nothing(void **state)
  * it. */
 static void a_replay_computes_each_token_once(void **state)
 {
-    (void)state;
     static const struct truncation ts[] = {{0},
                                            {256, 64, 64},
                                            {256, 128, 64},
@@ -184,7 +179,6 @@ static bool is_near(double a, double b)
  * 0.1 ms. */
 static void a_replay_has_the_price_of_its_stairs(void **state)
 {
-    (void)state;
     static const struct truncation t = {1024, 512, 64};
     struct platform p;
     platform_init(&p);
@@ -215,7 +209,6 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
 /* A replay is chosen if it is faster than the restore, and never without a price. */
 static void a_replay_pays_if_it_is_faster(void **state)
 {
-    (void)state;
     assert_true(staircase_pays(1, 1.01));
     assert_false(staircase_pays(1, 1));
     assert_false(staircase_pays(1.01, 1));

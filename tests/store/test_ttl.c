@@ -107,7 +107,6 @@ static void chunks_expire(const char *kind)
 
 static void chunks_expire_everywhere(void **state)
 {
-    (void)state;
     chunks_expire("dram");
     chunks_expire("sim");
 }
@@ -116,7 +115,6 @@ static void chunks_expire_everywhere(void **state)
  * users. A user without a time to live counts as the longest. */
 static void shared_chunks_have_the_longest_time(void **state)
 {
-    (void)state;
     static const struct {
         uint32_t first, second;
         int n_left;
@@ -141,7 +139,6 @@ static void shared_chunks_have_the_longest_time(void **state)
 /* A pinned, guaranteed or used chunk does not expire until this protection has ended. */
 static void what_is_kept_does_not_expire(void **state)
 {
-    (void)state;
     struct st_place p;
     struct err err = {0};
     struct sha256 keys[N];
@@ -170,7 +167,6 @@ static void what_is_kept_does_not_expire(void **state)
  * removed when the store is opened. */
 static void it_survives_a_restart(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_stats st;
     struct st_ctx c = context(1), other = context(2), forever = context(3);
@@ -199,7 +195,6 @@ static void it_survives_a_restart(void **state)
 /* If room is needed, expired chunks are evicted before all others. */
 static void expired_chunks_go_first(void **state)
 {
-    (void)state;
     struct st_place p;
     struct store_stats st;
     struct st_ctx old = context(1), brief = context(2), more = context(3);
@@ -225,7 +220,6 @@ static void expired_chunks_go_first(void **state)
 /* Compares the heap with a scan while entries are added, moved and removed at random. */
 static void the_heap_is_in_order(void **state)
 {
-    (void)state;
     enum { NODES = 200, OPS = 20000 };
     static struct chunk_node node[NODES];
     uint32_t at_s[NODES] = {0};

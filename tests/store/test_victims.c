@@ -88,7 +88,6 @@ static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
 
 static void a_waiting_request_keeps_its_chunks(void **state)
 {
-    (void)state;
     assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 0), 1);
     /* LRU does not look ahead */
     assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 1), 1);
@@ -100,7 +99,6 @@ static void a_waiting_request_keeps_its_chunks(void **state)
 /* If waiting requests need all state, the state of the last request is evicted first. */
 static void the_tail_of_the_queue_goes_first(void **state)
 {
-    (void)state;
     struct store *s = open_store(PLACEMENT_ATTENTIONSTORE, 3);
     for (uint64_t own = 1; own <= 3; own++) {
         struct st_ctx c = context(own);
@@ -121,7 +119,6 @@ static void the_tail_of_the_queue_goes_first(void **state)
  * one. */
 static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 {
-    (void)state;
     static const struct {
         enum placement_kind policy;
         bool may_be_refused;
@@ -163,7 +160,6 @@ static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 /* A dropped chunk is evicted before all other chunks, unless it was used since the drop. */
 static void a_dropped_chunk_goes_first(void **state)
 {
-    (void)state;
     for (int used = 0; used < 2; used++) {
         struct store *s = open_store(PLACEMENT_LRU, 3);
         struct st_ctx c = context(3);
@@ -190,7 +186,6 @@ static void a_dropped_chunk_goes_first(void **state)
  * half of the bytes is worth its room. The other chunk is not, although it was used later. */
 static void what_saves_more_for_each_byte_stays(void **state)
 {
-    (void)state;
     enum { WAIT_S = 1000 };
     /* its record and header take four blocks */
     static const struct st_shape large = {1, {3 * 4096, 0}, false};
@@ -257,7 +252,6 @@ static uint64_t first_victim_after_a_restart(bool used)
 /* A drop lasts until its chunk is removed or used, across a restart, too. */
 static void a_drop_survives_a_restart(void **state)
 {
-    (void)state;
     assert_int_equal(first_victim_after_a_restart(false), 3);
     assert_int_equal(first_victim_after_a_restart(true), 1);
 }
@@ -386,7 +380,6 @@ static bool is_stored(const struct twin *t, int c, int chunk)
  */
 static void simulator_and_store_choose_the_same_victims(void **state)
 {
-    (void)state;
     const char *text = getenv("HCACHE_TEST_HISTORIES");
     int n = text != NULL ? atoi(text) : 1500;
     uint64_t n_evicted = 0;

@@ -17,7 +17,6 @@ static struct lab ref, exact, fast, fixed;
 
 static int setup(void **state)
 {
-    (void)state;
     ref = lab_ref();
     exact = lab_cuda("exact");
     fast = lab_cuda("fast");
@@ -27,7 +26,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lab_close(&ref);
     lab_close(&exact);
     lab_close(&fast);
@@ -94,7 +92,6 @@ static void check_matmul(const struct lab *l, struct matmul_case mc, enum dtype 
 
 static void test_matmul(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
         if (matmul_cases[c].bench)
             continue;
@@ -113,7 +110,6 @@ static void test_matmul(void **state)
 /* Few rows, for every width of the kernel that streams the weights. */
 static void test_gemv(void **state)
 {
-    (void)state;
     for (int m = 1; m <= 8; m++)
         EACH_TYPE(t)
         {
@@ -131,7 +127,6 @@ static void test_gemv(void **state)
 /* Every math mode computes 8-bit products in the order of ops.h, to the bit. */
 static void test_q8(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(matmul_cases); c++) {
         if (matmul_cases[c].bench)
             continue;
@@ -152,7 +147,6 @@ static void test_q8_extremes(void **state)
     enum { M = 8, N = 70, K = 600 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1), want = mat_alloc(DTYPE_F32, M, N);
     float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
-    (void)state;
     for (int k = 0; k < K; k++) {
         x[0 * K + k] = rows[0 * K + k] = 1; /* the largest possible sum */
         x[1 * K + k] = rows[1 * K + k] = 0;
@@ -195,7 +189,6 @@ static void test_q8_rows(void **state)
     float *rows = random_elems(DTYPE_F32, N * K, 4);
     struct weight rw = weight_make(&ref, DTYPE_Q8, N, K, rows);
     struct weight w = weight_make(&exact, DTYPE_Q8, N, K, rows);
-    (void)state;
     for (int64_t r = 0, n = 1; r < N; r += n, n = r + 7 < N ? 7 : N - r)
         assert_int_equal(exact.ops->weight_pack(exact.stream, &w, r, rows + r * K, n), 0);
     EACH_TYPE(t)
@@ -342,7 +335,6 @@ static void check_activations(const struct lab *l, struct rows_case rc, enum dty
 
 static void test_rows(void **state)
 {
-    (void)state;
     EACH_LANE(l) for (size_t c = 0; c < N_CASES(rows_cases); c++) EACH_TYPE(t)
     {
         check_norms(l, rows_cases[c], t, t);
@@ -356,7 +348,6 @@ static void test_rows(void **state)
 
 static void test_embed(void **state)
 {
-    (void)state;
     const int32_t ids[] = {3, 0, 9, 9};
     EACH_LANE(l) EACH_TYPE(from) EACH_TYPE(to)
     {
@@ -385,7 +376,6 @@ static void test_embed(void **state)
 
 static void test_head_norm(void **state)
 {
-    (void)state;
     const int d_heads[] = {8, 20, 64, 128};
     EACH_LANE(l) for (size_t c = 0; c < N_CASES(d_heads); c++) EACH_TYPE(t)
     {
@@ -408,7 +398,6 @@ static void test_head_norm(void **state)
 
 static void test_all_finite(void **state)
 {
-    (void)state;
     const float bad[] = {1.0f / 0.0f, -1.0f / 0.0f, 0.0f / 0.0f};
     EACH_LANE(l) EACH_TYPE(t) for (int which = -1; which < 3; which++)
     {
@@ -467,7 +456,6 @@ static void check_rope_op(const struct lab *l, int d_head, int d_rot, enum dtype
 
 static void test_rope(void **state)
 {
-    (void)state;
     EACH_LANE(l) EACH_TYPE(t)
     {
         check_rope_op(l, 64, 64, t);
@@ -547,7 +535,6 @@ static void check_kv(const struct lab *l, enum dtype t, int n_kv, int d_head, in
 
 static void test_kv(void **state)
 {
-    (void)state;
     EACH_TYPE(t)
     {
         check_kv(&fast, t, 2, 64, 64, 64);
@@ -636,7 +623,6 @@ static void check_attention(const struct attention_case *ac, size_t i)
 
 static void test_attention(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(attention_cases); c++)
         if (!attention_cases[c].bench)
             check_attention(&attention_cases[c], c);
@@ -668,7 +654,6 @@ static void check_first_row_alone(void)
 /* In exact math a row has the same bits alone and among other rows. */
 static void test_exact_is_batch_invariant(void **state)
 {
-    (void)state;
     struct mat a = mat_random(DTYPE_BF16, 150, 264, 1);
     void *rows = random_elems(DTYPE_BF16, 33 * 264, 2);
     struct weight w = weight_make(&exact, DTYPE_BF16, 33, 264, rows);
@@ -697,7 +682,6 @@ static void test_exact_is_batch_invariant(void **state)
  * token. */
 static void test_sample(void **state)
 {
-    (void)state;
     for (int v = 0; v < n_sample_vocabs; v++) {
         struct sample_case c = sample_case_make(sample_vocabs[v], (uint64_t)v);
         struct gmat g = up_mat(&fast, c.logits);
@@ -752,7 +736,6 @@ static void check_sums(const struct lab *l, const uint32_t *n_bytes, int n, size
  * lie around the ends of the kernel's units of work (cuda/k_checksum.cu). */
 static void test_checksum(void **state)
 {
-    (void)state;
     uint32_t n_bytes[SUM_RECORDS];
     struct rng r = {7};
     for (uint32_t i = 0; i <= 2100; i++)
@@ -775,7 +758,6 @@ static void test_checksum(void **state)
  * it is waited for, so an order that is not requested does not come about. */
 static void test_streams(void **state)
 {
-    (void)state;
     struct stream *copy;
     struct event *arrived;
     enum { N = 1000 };
@@ -805,7 +787,6 @@ static void test_streams(void **state)
  * compute stream. */
 static void test_copies_together(void **state)
 {
-    (void)state;
     enum { N = 150, PIECE_BYTES = 96, APART = 160, BYTES = N * APART };
     uint8_t *from = random_elems(DTYPE_F32, BYTES / 4, 5), *got = xmalloc(BYTES),
             *want = xcalloc(BYTES, 1);

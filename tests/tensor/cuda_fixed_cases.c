@@ -17,14 +17,12 @@ static bool small_only;
 
 static int setup(void **state)
 {
-    (void)state;
     gpu = lab_cuda("fixed");
     return 0;
 }
 
 static int teardown(void **state)
 {
-    (void)state;
     lab_close(&gpu);
     return 0;
 }
@@ -103,7 +101,6 @@ static void check_product(int64_t n, int64_t k, enum dtype t, enum dtype tc)
 
 static void products(void **state)
 {
-    (void)state;
     /* Values of k: below a step, a tile and a block; some blocks and a rest; more blocks than a
      * round has warps. */
     static const struct {
@@ -248,7 +245,6 @@ static void check_attention(struct attention_case c, int from, int tokens, enum 
 
 static void attention(void **state)
 {
-    (void)state;
     static const struct {
         struct attention_case c;
         int from, tokens; /* more than 512 tokens are computed in several splits */
@@ -280,7 +276,6 @@ static void attention(void **state)
  * the other they do not fit for all rows together, or not even for one row. */
 static void long_contexts(void **state)
 {
-    (void)state;
     enum { N = 3, D = 128, SPLIT = 512, WINDOW = 10, AT = 472, FAR = 340 * SPLIT };
     static const struct rope none = {0};
     /* with 48 heads one row at a time fits, with 96 heads not even one */
@@ -362,7 +357,6 @@ static int of_act_mul(struct mat out, struct mat x)
 
 static void rows_alone(void **state)
 {
-    (void)state;
     enum { ROWS = 70, COLS = 1088 };
     int (*const ops[])(struct mat out, struct mat x) = {
         of_rmsnorm, of_layernorm, of_head_norm, of_add, of_add_norm, of_act, of_act_mul};

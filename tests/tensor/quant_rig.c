@@ -12,7 +12,6 @@ struct lab ref, cpu;
 
 int quant_setup(void **state)
 {
-    (void)state;
     ref = lab_ref();
     cpu = lab_cpu("portable", 2); /* each test names the kernels that it uses */
     return 0;
@@ -20,7 +19,6 @@ int quant_setup(void **state)
 
 int quant_teardown(void **state)
 {
-    (void)state;
     lab_close(&ref);
     lab_close(&cpu);
     return 0;

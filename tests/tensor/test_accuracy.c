@@ -12,7 +12,6 @@ static struct lab lab[2];
 
 static int setup(void **state)
 {
-    (void)state;
     lab[0] = lab_ref();
     lab[1] = lab_cpu("portable", 1);
     return 0;
@@ -20,7 +19,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lab_close(&lab[0]);
     lab_close(&lab[1]);
     return 0;
@@ -30,7 +28,6 @@ static int teardown(void **state)
  */
 static void test_matmul(void **state)
 {
-    (void)state;
     enum { M = 3, N = 20, K = 4096 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
     float *rows = random_elems(DTYPE_F32, N * K, 2);
@@ -53,7 +50,6 @@ static void test_matmul(void **state)
 
 static void test_norms(void **state)
 {
-    (void)state;
     enum { D = 1000 };
     struct mat x = mat_random(DTYPE_F32, 1, D, 3), out = mat_alloc(DTYPE_F32, 1, D);
     const float *v = x.data, *y = out.data;
@@ -86,7 +82,6 @@ static void test_norms(void **state)
  * ends. */
 static void test_exponential(void **state)
 {
-    (void)state;
     enum { N = 40000 };
     struct mat x = mat_alloc(DTYPE_F32, 1, N);
     for (int l = 0; l < 2; l++) {
@@ -172,7 +167,6 @@ static void check_attention(const struct lab *l, const struct attention_case *ac
 
 static void test_attention(void **state)
 {
-    (void)state;
     static const float sinks[64] = {0.5f, -2, 1, 3, -30, 0, 2};
     for (size_t i = 0; i < N_CASES(attention_cases); i++)
         if (!attention_cases[i].bench && attention_cases[i].n_seqs == 1)

@@ -12,7 +12,6 @@
 
 static void test_every_kernel(void **state)
 {
-    (void)state;
     quant_check_cases(DTYPE_BF16R);
 }
 
@@ -20,7 +19,6 @@ static void test_every_kernel(void **state)
  * tile. */
 static void test_every_number_of_rows(void **state)
 {
-    (void)state;
     enum { K = 300, N = 150 };
     void *rows = random_elems(DTYPE_BF16, N * K, 2);
     float *bias = random_elems(DTYPE_F32, N, 3);
@@ -36,7 +34,6 @@ static void test_every_number_of_rows(void **state)
 /* Random bits without infinities and NaNs: subnormal operands, products and sums are zero. */
 static void test_subnormal_numbers(void **state)
 {
-    (void)state;
     enum { M = 20, N = 40, K = 512 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
     uint16_t *rows = random_elems(DTYPE_BF16, N * K, 2);
@@ -76,7 +73,6 @@ static void test_subnormal_numbers(void **state)
  * bits. Tested for both signs. */
 static void test_just_below_the_smallest(void **state)
 {
-    (void)state;
     enum { M = 2, N = 2, K = 4 };
     struct mat a = mat_alloc(DTYPE_F32, M, K), c = mat_alloc(DTYPE_F32, M, N);
     const float x[M][K] = {{0x1p-63f, 0, -0x1p-75f, 0}, {-0x1p-63f, 0, 0x1p-75f, 0}},
@@ -98,7 +94,6 @@ static void test_just_below_the_smallest(void **state)
 /* An infinity or a NaN changes the result of its own row only. */
 static void test_no_numbers(void **state)
 {
-    (void)state;
     enum { M = 3, N = 33, K = 64 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
     void *rows = random_elems(DTYPE_BF16, N * K, 2);
@@ -122,7 +117,6 @@ static void test_no_numbers(void **state)
  * gives the original rows. */
 static void test_pack(void **state)
 {
-    (void)state;
     enum { N = 37, K = 70 };
     int32_t ids[N];
     uint16_t *rows = random_elems(DTYPE_BF16, N * K, 4);
@@ -147,7 +141,6 @@ static void test_pack(void **state)
 /* The only error is the rounding of activations, at most 2^-9 of each. */
 static void test_error(void **state)
 {
-    (void)state;
     enum { M = 2, N = 20, K = 2048 };
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
     void *rows = random_elems(DTYPE_BF16, N * K, 6);

@@ -15,7 +15,6 @@ enum { PAGES = 64, PARTS = 200 };
 
 static void test_first_fit(void **state)
 {
-    (void)state;
     struct carve c;
     size_t a, b, d;
     /* the last bytes are not a whole page and are not used */
@@ -36,7 +35,6 @@ static void test_first_fit(void **state)
 /* An allocation fails only if no gap is large enough, and never overlaps another allocation. */
 static void test_random(void **state)
 {
-    (void)state;
     struct rng r = {5};
     struct carve c;
     bool used[PAGES] = {false};

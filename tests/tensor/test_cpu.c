@@ -25,7 +25,6 @@ static bool cpuinfo(const char *field, char text[100])
 
 static void the_family_is_that_of_cpuinfo(void **state)
 {
-    (void)state;
     char family[100], maker[100];
     if (!cpuinfo("cpu family", family) || !cpuinfo("vendor_id", maker)) {
         print_message("no CPU family in /proc/cpuinfo\n");
@@ -41,7 +40,6 @@ static void the_family_is_that_of_cpuinfo(void **state)
 
 static void zen_5_and_later_read_one_stream(void **state)
 {
-    (void)state;
     assert_false(family_reads_one_stream(true, 0x19)); /* Zen 4 */
     assert_true(family_reads_one_stream(true, 0x1a));
     assert_true(family_reads_one_stream(true, 0x1b));
@@ -50,7 +48,6 @@ static void zen_5_and_later_read_one_stream(void **state)
 
 static void a_device_has_the_kernels_of_its_instruction_set(void **state)
 {
-    (void)state;
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);
         if (l.device == NULL)
@@ -94,7 +91,6 @@ static void multiply_spied(int m)
 
 static void quantised_weights_have_a_kernel_for_up_to_direct_rows(void **state)
 {
-    (void)state;
     int most = q4_kernels_portable.direct_rows;
     multiply_spied(most);
     assert_true(n_few == most && n_many == 0);
@@ -125,7 +121,6 @@ static bool uses_scratch(const struct lab *l, int m)
 
 static void float_weights_have_a_kernel_for_up_to_direct_rows(void **state)
 {
-    (void)state;
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);
         if (l.device == NULL)

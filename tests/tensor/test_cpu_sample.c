@@ -40,7 +40,6 @@ static void check_weights(const struct cpu_kernels *k, const float *logits,
 
 static void test_weights(void **state)
 {
-    (void)state;
     const float temperatures[] = {0.01f, 0.7f, 1, 3, INFINITY};
     float *logits = logits_make();
     for (int i = 0; i < ISA_COUNT; i++) {
@@ -54,7 +53,6 @@ static void test_weights(void **state)
 
 static void test_largest(void **state)
 {
-    (void)state;
     float *logits = logits_make();
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);
@@ -93,7 +91,6 @@ static struct fenced fenced_make(void)
 /* No byte outside of a row is read or written, whatever its length. */
 static void test_rows_end_where_they_end(void **state)
 {
-    (void)state;
     struct fenced in = fenced_make(), to = fenced_make();
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);

@@ -11,7 +11,6 @@
 
 static void test_no_device(void **state)
 {
-    (void)state;
     struct device *d = NULL;
     struct err err = {0};
     setenv("CUDA_EMU_NO_DEVICE", "1", 1);
@@ -27,7 +26,6 @@ static void test_no_device(void **state)
  * await_stream, which early launches need. */
 static void test_early_launches(void **state)
 {
-    (void)state;
     struct device *d = NULL;
     struct err err = {0};
     struct device_opts o = {.cuda_early = "maybe"};
@@ -49,7 +47,6 @@ static void test_early_launches(void **state)
 /* An old driver has no call that makes several copies, so copies are made one by one. */
 static void test_no_batches(void **state)
 {
-    (void)state;
     struct device *d = NULL;
     struct stream *s;
     struct buf pinned, there;
@@ -77,7 +74,6 @@ static void test_no_batches(void **state)
 
 static void test_too_little_memory(void **state)
 {
-    (void)state;
     struct device *d = NULL;
     struct buf b;
     struct err err = {0};

@@ -202,7 +202,6 @@ static int operate(enum operation i)
 
 static void test_operations_return_the_streams_failure(void **state)
 {
-    (void)state;
     static const char *const names[] = {"ref", "cpu"};
     struct pool *pool = NULL;
     assert_int_equal(pool_create(2, &pool, NULL), 0);
@@ -395,7 +394,6 @@ static bool is_asserted(enum operation op, struct args *x)
  * run on a copy stream. */
 static void test_misuse_is_asserted(void **state)
 {
-    (void)state;
     static const char *const names[] = {"ref", "cpu"};
     for (int k = 0; k < 2; k++) {
         lab_open(names[k], NULL);
@@ -469,7 +467,6 @@ static int spy_open(struct device *d, const struct buf *into, int n_batches,
 
 static void test_file_readers_pass_calls_on(void **state)
 {
-    (void)state;
     struct device *d;
     struct file_reader *r = NULL;
     struct buf into = {0};

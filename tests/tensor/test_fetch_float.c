@@ -93,7 +93,6 @@ static void check_direct(enum dtype dtype, int m, int64_t k, int n_panels, int a
 
 static void few_rows_fetch_each_line_of_the_weights_ahead(void **state)
 {
-    (void)state;
     check_direct(DTYPE_F32, 1, 512, 4, 72, 1);
     check_direct(DTYPE_F32, 3, 600, 2, 72, 1);
     check_direct(DTYPE_F32, 6, 512, 2, 136, 1);
@@ -106,7 +105,6 @@ static void few_rows_fetch_each_line_of_the_weights_ahead(void **state)
 /* Two steps do not fit the registers then, so each line is asked for in both of its steps. */
 static void six_rows_of_bf16_are_fetched_step_by_step(void **state)
 {
-    (void)state;
     check_direct(DTYPE_BF16, 6, 512, 2, 136, 1);
 }
 
@@ -137,7 +135,6 @@ static void check_along(enum dtype dtype, int m, int n_strips)
 
 static void strips_fetch_along_the_panels(void **state)
 {
-    (void)state;
     check_along(DTYPE_F32, 12, 2);
     check_along(DTYPE_F32, 20, 4);
     check_along(DTYPE_BF16, 10, 2);
@@ -148,7 +145,6 @@ static void strips_fetch_along_the_panels(void **state)
  * first ones, one k-block further on. */
 static void strips_of_many_rows_fetch_across_the_panels(void **state)
 {
-    (void)state;
     enum { K = 512, M = 24, STRIPS = 4 };
     product(mm_blocked, DTYPE_F32, M, K, N_PANELS, false);
     size_t panel_bytes = K * PANEL * sizeof(float);
@@ -166,7 +162,6 @@ static void strips_of_many_rows_fetch_across_the_panels(void **state)
 /* Token i prefetches K and V of token i + 2, all heads of the run. */
 static void filling_fetches_two_tokens_ahead(void **state)
 {
-    (void)state;
     enum { D_HEAD = 64, HEADS = 3, TOKENS = 5, HEAD_BYTES = 2 * D_HEAD };
     size_t block_bytes = HEADS * HEAD_BYTES * KV_BLOCK_TOKENS;
     uint8_t *rows = zeros((size_t)2 * HEADS * HEAD_BYTES * TOKENS);
@@ -258,7 +253,6 @@ static void check_heads(int n_heads, int n, size_t bytes)
 
 static void a_head_fetches_the_next_head(void **state)
 {
-    (void)state;
     check_heads(3, 1, 64);
     check_heads(3, 4, 64);
     check_heads(1, 2, 64);
@@ -301,7 +295,6 @@ static void check_pairs(int n_kv, int kv_head, int n_heads, int n, size_t n_soft
 
 static void a_pair_fetches_the_next_pair(void **state)
 {
-    (void)state;
     check_pairs(6, 0, 6, 1, 3); /* softmaxes of 4 rows, 1 row and 1 row */
     check_pairs(6, 2, 4, 4, 4); /* half of the scores at once */
     check_pairs(4, 0, 2, 4, 2);

@@ -102,7 +102,6 @@ static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
 
 static void a_block_fetches_a_block_further_on(void **state)
 {
-    (void)state;
     static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2, 4, 3, 4};
     for (int i = 0; i < N_TYPES; i++)
         for (int m = 1; m <= 4; m++)
@@ -111,7 +110,6 @@ static void a_block_fetches_a_block_further_on(void **state)
 
 static void a_stream_fetches_each_line_once(void **state)
 {
-    (void)state;
     for (int i = 0; i < N_TYPES; i++)
         for (int m = 1; m <= Q4_DIRECT; m++)
             check_stream(direct_stream, types[i], m);
@@ -120,7 +118,6 @@ static void a_stream_fetches_each_line_once(void **state)
 /* The last k-block has 5 blocks: 40 lines of numbers, and with them 4 lines of scales. */
 static void a_stream_ends_with_the_blocks(void **state)
 {
-    (void)state;
     enum { K = KB + 5 * Q8_BLOCK };
     product(direct_stream, DTYPE_Q8, 1, K, N_PANELS, false);
     for (size_t p = 0; p < N_PANELS; p++)
@@ -134,7 +131,6 @@ static void a_stream_ends_with_the_blocks(void **state)
  * 4 blocks bring a line of scales each. */
 static void a_stream_fetches_four_blocks_at_once(void **state)
 {
-    (void)state;
     static const size_t first_line[8] = {0, 36, 36, 36, 36, 60, 60, 60};
     for (size_t b = 0; b < 7; b++) {
         stream_fetch(weights, b, 7, 8, 4);

@@ -55,7 +55,6 @@ static void fill(const struct device *d, float *x, int64_t n)
 /* Every rank gets the parts of all ranks, side by side. */
 static void gathers_columns(void **state)
 {
-    (void)state;
     enum { ROWS = 3, COLS = 5, N = ROWS * COLS };
     for (int c = 0; c < N_COUNTS; c++) {
         int n = counts[c];
@@ -85,7 +84,6 @@ static void gathers_columns(void **state)
 /* Each rank receives its own part of each half of each chunk, and nothing else is written. */
 static void kv_goes_up_and_down_by_heads(void **state)
 {
-    (void)state;
     enum {
         N = 3,
         RANKS = 4,
@@ -143,7 +141,6 @@ static void kv_goes_up_and_down_by_heads(void **state)
  * belongs to all ranks. */
 static void addresses_of_ranks(void **state)
 {
-    (void)state;
     enum { N = 200 };
     struct device *d = open_group("cpu", 3);
     struct buf b[N] = {{0}}, host;
@@ -180,7 +177,6 @@ static void addresses_of_ranks(void **state)
  * memory. */
 static void copies(void **state)
 {
-    (void)state;
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     enum { N = 1001 };
     for (int k = 0; k < 2; k++) {
@@ -216,7 +212,6 @@ static void copies(void **state)
 /* A fault of a rank is the group's fault, with the rank's message, until the rank recovers. */
 static void a_rank_fails(void **state)
 {
-    (void)state;
     struct device *d = open_group("cpu", 3);
     struct stream *s;
     struct buf b;
@@ -242,7 +237,6 @@ static void a_rank_fails(void **state)
  * from one stage to another runs after everything that the source stage has queued. */
 static void stages(void **state)
 {
-    (void)state;
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     enum { N = 1001, STAGES = 3 };
     for (int k = 0; k < 2; k++) {
@@ -333,7 +327,6 @@ static int bad_recover(struct stream *s)
  * they have taken, which the leak check sees. */
 static void a_failing_device_is_named(void **state)
 {
-    (void)state;
     struct device *d;
     struct stream *s;
     struct event *e;
@@ -380,7 +373,6 @@ static void a_failing_device_is_named(void **state)
 /* Large copies go up in shares, which the ranks exchange; what is left over goes to each. */
 static void large_copies_arrive_whole(void **state)
 {
-    (void)state;
     enum { SHARE = 64 << 10, MOST = 2 * SHARE + 7 };
     static const size_t sizes[] = {2 * SHARE - 1, 2 * SHARE, 2 * SHARE + 1, MOST};
     static uint8_t from[MOST];
@@ -411,7 +403,6 @@ static void large_copies_arrive_whole(void **state)
 /* A single device and a group describe themselves; the group's fields are its own. */
 static void descriptions(void **state)
 {
-    (void)state;
     struct device *d;
     struct err err = {0};
     struct file_reader *r;
@@ -437,7 +428,6 @@ static void descriptions(void **state)
 
 static void shares_things_out_over_stages(void **state)
 {
-    (void)state;
     for (int n = 1; n < 40; n++) {
         for (int stages = 1; stages <= n && stages <= MAX_STAGES; stages++) {
             int has[MAX_STAGES] = {0}, last = 0;
@@ -454,7 +444,6 @@ static void shares_things_out_over_stages(void **state)
 
 static void refuses(void **state)
 {
-    (void)state;
     const struct peers_plugin *peers_of_threads = peers();
     struct device *d;
     struct err err = {0};

@@ -95,7 +95,6 @@ static void check_lab_rows(const struct lab *l, struct mat *first, size_t n_ops,
 
 static void test_rows(void **state)
 {
-    (void)state;
     row_op *const ops[] = {op_matmul, op_rmsnorm, op_layernorm,
                            op_add,    op_act_mul, op_gelu};
     enum { N_OPS = sizeof ops / sizeof ops[0], N = 150 };
@@ -215,7 +214,6 @@ static void check_attention(struct attention_fixture f)
 
 static void test_attention(void **state)
 {
-    (void)state;
     static const float sinks[] = {1.5f, -40, 0, 3, 60, -1};
     static const struct attention_fixture all[] = {
         {.dtype = DTYPE_BF16, 4, 4, 64},

@@ -93,7 +93,6 @@ static void test_as_the_reference(void **state)
 {
     struct lab lab[ISA_COUNT * 3];
     int n_labs = 0;
-    (void)state;
     for (int isa = 0; isa < ISA_COUNT; isa++)
         for (int n_threads = 1; n_threads <= 7; n_threads += 3) {
             struct lab l = lab_cpu(isa_names[isa], n_threads);
@@ -111,7 +110,6 @@ static void test_as_the_reference(void **state)
  * and none is left. A take is a quarter of what is left of a stretch, or `least` items, or all. */
 static void test_stretches_are_taken_whole(void **state)
 {
-    (void)state;
     for (long n_items = 0; n_items < 40; n_items++)
         for (int n_threads = 1; n_threads <= MAX_STRETCHES + 3; n_threads++)
             for (long least = 1; least <= 3; least++) {

@@ -24,7 +24,6 @@ static struct lab ref, cpu[ISA_COUNT];
 
 static int setup(void **state)
 {
-    (void)state;
     ref = lab_ref();
     for (int i = 0; i < ISA_COUNT; i++)
         cpu[i] = lab_cpu(isa_names[i], 2);
@@ -33,7 +32,6 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    (void)state;
     lab_close(&ref);
     for (int i = 0; i < ISA_COUNT; i++)
         lab_close(&cpu[i]);
@@ -77,7 +75,6 @@ static void check_matmul(struct matmul_case mc, enum dtype t, bool with_bias)
 
 static void test_matmul(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(matmul_cases); c++)
         if (!matmul_cases[c].bench)
             EACH_TYPE(t) check_matmul(matmul_cases[c], t, c % 2 == 0);
@@ -87,7 +84,6 @@ static void test_matmul(void **state)
  * changed. */
 static void test_matmul_views(void **state)
 {
-    (void)state;
     enum { M = 9, N = 21, K = 50 };
     struct mat a = mat_random(DTYPE_F32, M, K + 7, 1),
                c = mat_random(DTYPE_F32, M, N + 5, 2);
@@ -120,7 +116,6 @@ static void test_matmul_views(void **state)
  * exact. */
 static void test_weight_pack(void **state)
 {
-    (void)state;
     enum { N = 45, K = 300 };
     const int32_t ids[] = {0, 44, 16, 15, 16};
     EACH_TYPE(t)
@@ -198,7 +193,6 @@ static void check_convert_and_add(struct rows_case rc, enum dtype from, enum dty
 
 static void test_rows(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(rows_cases); c++)
         EACH_TYPE(t)
         {
@@ -210,7 +204,6 @@ static void test_rows(void **state)
 /* Rounding of every kind of value: all bf16 and f16 patterns, their midpoints, NaN and infinity. */
 static void test_convert_all_values(void **state)
 {
-    (void)state;
     enum { N = 65536 * 2 };
     struct mat x = mat_alloc(DTYPE_F32, 2, N);
     float *f = x.data;
@@ -250,7 +243,6 @@ static void test_convert_all_values(void **state)
 
 static void test_embed(void **state)
 {
-    (void)state;
     const int32_t ids[] = {3, 0, 9, 9};
     EACH_TYPE(from) EACH_TYPE(to)
     {
@@ -271,7 +263,6 @@ static void test_embed(void **state)
 /* A table of blocks gives the rows of its values, rounded once. */
 static void test_embed_blocks(void **state)
 {
-    (void)state;
     enum { ROWS = 11, COLS = 512 };
     const int32_t ids[] = {3, 0, 10, 9, 9};
     for (enum dtype from = DTYPE_Q4_0; from <= DTYPE_IQ4_XS; from++)
@@ -304,7 +295,6 @@ static void test_embed_blocks(void **state)
 
 static void test_head_norm(void **state)
 {
-    (void)state;
     const int d_heads[] = {8, 20, 64, 128};
     for (size_t c = 0; c < N_CASES(d_heads); c++) {
         int d = d_heads[c];
@@ -363,7 +353,6 @@ static void check_activation(struct rows_case rc, enum activation act, double to
 
 static void test_activations(void **state)
 {
-    (void)state;
     for (size_t c = 0; c < N_CASES(rows_cases); c++) {
         /* act(x) is within 4e-7 of ref's, and is multiplied by the other factor, which is up to 12.
          * The reference's own 1 + erf and 1 + tanh lose as much accuracy where the two terms
@@ -467,7 +456,6 @@ static void check_ahead(const struct lab *l, const struct delta_rule *d, uint64_
  * states advance, to the same bits. */
 static void test_delta_net(void **state)
 {
-    (void)state;
     static const struct delta_rule cases[] = {
         {.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16, .n_conv = 4},
         {.n_k = 2, .n_v = 6, .d_k = 32, .d_v = 48, .n_conv = 2},
@@ -521,7 +509,6 @@ static void test_delta_net(void **state)
 
 static void test_all_finite(void **state)
 {
-    (void)state;
     EACH_TYPE(t) EACH_ISA(i)
     {
         struct mat x = mat_random(t, 3, 37, 14);
@@ -568,7 +555,6 @@ static void check_rope_op(int d_head, int d_rot)
 
 static void test_rope(void **state)
 {
-    (void)state;
     check_rope_op(64, 64);
     check_rope_op(8, 8);
     check_rope_op(80, 32);
@@ -669,7 +655,6 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
 
 static void test_kv_load(void **state)
 {
-    (void)state;
     EACH_TYPE(t)
     {
         check_kv_load(t, 2, 64, 64);
@@ -683,7 +668,6 @@ static void test_kv_load(void **state)
 
 static void test_kv_fill(void **state)
 {
-    (void)state;
     const int pieces[] = {1, 7, 64, 100, 200};
     EACH_TYPE(t)
     {
@@ -732,7 +716,6 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
 
 static void test_attention(void **state)
 {
-    (void)state;
     for (size_t i = 0; i < 2 * N_CASES(attention_cases); i++) {
         const size_t c = i / 2;
         const struct attention_case *ac = &attention_cases[c];
@@ -762,7 +745,6 @@ static void test_attention(void **state)
 
 static void test_sample(void **state)
 {
-    (void)state;
     for (int v = 0; v < n_sample_vocabs; v++)
         for (uint64_t seed = 0; seed < 20; seed++) {
             struct sample_case c = sample_case_make(sample_vocabs[v], seed);

@@ -18,7 +18,6 @@
 
 static void test_every_kernel(void **state)
 {
-    (void)state;
     EACH_TYPE(t)
     quant_check_cases(t);
 }
@@ -26,7 +25,6 @@ static void test_every_kernel(void **state)
 /* The largest sums of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
 static void test_extremes(void **state)
 {
-    (void)state;
     enum { M = 20, N = 20, K = 768 };
     EACH_TYPE(t)
     {
@@ -81,7 +79,6 @@ static void test_extremes(void **state)
  * rounded. */
 static void test_error(void **state)
 {
-    (void)state;
     enum { M = 2, N = 20, K = 2048 };
     EACH_TYPE(t)
     {
@@ -107,7 +104,6 @@ static void test_error(void **state)
 /* Unpacked rows equal the output of the format's own decoder. */
 static void test_values_are_the_files(void **state)
 {
-    (void)state;
     static const uint32_t of_file[] = {GGUF_TYPE_Q4_0,  GGUF_TYPE_Q4_1,  GGUF_TYPE_Q4_K,
                                        GGUF_TYPE_Q6_K,  GGUF_TYPE_MXFP4, GGUF_TYPE_IQ4_NL,
                                        GGUF_TYPE_IQ4_XS};
@@ -142,7 +138,6 @@ static void test_values_are_the_files(void **state)
 /* Packing piece by piece, at any row, equals packing at once, and has the size that q4.h gives. */
 static void test_pack(void **state)
 {
-    (void)state;
     enum { N = 45, K = 512 };
     static const double bytes_a_weight[] = {0.5625,  0.625,  0.578125, 0.828125,
                                             0.53125, 0.5625, 0.546875};
@@ -174,7 +169,6 @@ static double square(double x)
  * computed with converted weights, so they may only change with the numerics version. */
 static void test_made_blocks_stay_the_same(void **state)
 {
-    (void)state;
     enum { K = 4096 };
     struct mat row = mat_random(DTYPE_F32, 1, K, 12);
     const float *w = row.data;
@@ -202,7 +196,6 @@ static void test_made_blocks_stay_the_same(void **state)
 /* Numbers on a grid of 16 steps are kept exactly, also if all are equal. */
 static void test_numbers_on_a_grid_are_exact(void **state)
 {
-    (void)state;
     static const struct {
         float step, least;
     } grids[] = {{0.25f, -2}, {1, 0}, {0, 3}, {0, 0}, {0.5f, -65504 + 64}, {-0.5f, 4}};
@@ -223,7 +216,6 @@ static void test_numbers_on_a_grid_are_exact(void **state)
 
 static void test_numbers_that_4_bits_cannot_hold(void **state)
 {
-    (void)state;
     static const struct {
         float x;
         bool fits;

@@ -13,14 +13,12 @@
 
 static void test_every_kernel(void **state)
 {
-    (void)state;
     quant_check_cases(DTYPE_Q8);
 }
 
 /* The largest sum of integers, blocks of zeros, tiny and huge numbers, infinities and NaN. */
 static void test_extremes(void **state)
 {
-    (void)state;
     enum { M = 14, N = 20, K = 600 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
     float *x = a.data, *rows = random_elems(DTYPE_F32, N * K, 2);
@@ -59,7 +57,6 @@ static void test_extremes(void **state)
  * most 1/254 of their block's largest value, as in test_q4.c. */
 static void test_error(void **state)
 {
-    (void)state;
     enum { M = 2, N = 20, K = 2048 };
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
     float *rows = random_elems(DTYPE_F32, N * K, 6);
@@ -87,7 +84,6 @@ static void test_error(void **state)
  * */
 static void test_pack(void **state)
 {
-    (void)state;
     enum { N = 45, K = 300 };
     const int32_t ids[] = {0, 44, 16, 15, 16};
     float *rows = random_elems(DTYPE_F32, N * K, 4);
@@ -116,7 +112,6 @@ static void test_pack(void **state)
  * them (the largest number is 127), and others; with scales of 0, and packed piece by piece. */
 static void test_blocks_of_q8_0(void **state)
 {
-    (void)state;
     enum { N = 45, K = 288, BLOCK = 34, ROW = K / 32 * BLOCK };
     uint8_t *blocks = random_elems(DTYPE_F32, N * ROW / 4 + 4, 8);
     float *rows = xmalloc(sizeof *rows * N * K);
@@ -149,7 +144,6 @@ static void test_blocks_of_q8_0(void **state)
 /* Values that 8 bits and an f16 scale cannot represent are refused, never approximated. */
 static void test_refused(void **state)
 {
-    (void)state;
     const float bad[] = {INFINITY, -INFINITY, NAN, 1e7f, -1e30f};
     enum { N = 3, K = 70 };
     float *rows = random_elems(DTYPE_F32, N * K, 4);

@@ -32,7 +32,6 @@ static void check_neighbours(uint16_t lo, float (*up)(uint16_t), uint16_t (*down
 
 static void test_f16(void **state)
 {
-    (void)state;
     for (uint16_t h = 0; h < 0x7bff; h++)
         check_neighbours(h, f16_to_f32, f32_to_f16);
     assert_true(f16_to_f32(0x3c00) == 1.0f && f16_to_f32(0x0001) == 0x1p-24f);
@@ -47,7 +46,6 @@ static void test_f16(void **state)
 
 static void test_bf16(void **state)
 {
-    (void)state;
     for (uint16_t h = 0; h < 0x7f7f; h++)
         check_neighbours(h, bf16_to_f32, f32_to_bf16);
     assert_true(bf16_to_f32(0x3f80) == 1.0f);
@@ -62,7 +60,6 @@ static void test_bf16(void **state)
 
 static void test_names(void **state)
 {
-    (void)state;
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         enum dtype back;
         assert_int_equal(dtype_parse(dtype_name((enum dtype)t), &back), 0);
@@ -89,7 +86,6 @@ static void test_names(void **state)
 
 static void test_views(void **state)
 {
-    (void)state;
     float x[6 * 5];
     struct mat a = mat_of(x, DTYPE_F32, 6, 5);
     struct mat b = mat_cols(mat_rows(a, 2, 3), 1, 2);
@@ -101,7 +97,6 @@ static void test_views(void **state)
 
 static void test_devices(void **state)
 {
-    (void)state;
     struct device *d;
     struct err err;
     assert_int_equal(device_open("cuda", NULL, NULL, &d, &err), ERR_UNSUPPORTED);
@@ -125,7 +120,6 @@ static void test_devices(void **state)
  * The compute stream waits for the mark. */
 static void test_stream_order(void **state)
 {
-    (void)state;
     struct device *d;
     struct stream *compute, *copy;
     struct event *done;
@@ -163,7 +157,6 @@ static void test_stream_order(void **state)
 /* Copies over a throttled stream take at least the link's time, and arrive unchanged. */
 static void test_throttled_copies(void **state)
 {
-    (void)state;
     enum { N = 1 << 16, TIMES = 8 };
     static uint8_t from[N], to[N];
     struct device *d;
@@ -189,7 +182,6 @@ static void test_throttled_copies(void **state)
 /* A wait covers the marks that were made before it. An event can be recorded again. */
 static void test_event_across_streams(void **state)
 {
-    (void)state;
     struct device *d;
     struct stream *a, *b;
     struct event *e;
@@ -217,7 +209,6 @@ static void test_event_across_streams(void **state)
  * of threads may share the work. */
 static void test_copy_all(void **state)
 {
-    (void)state;
     enum { N = 40, ROOM = 1 << 20 };
     static uint8_t src[ROOM], dst[ROOM], want[ROOM];
     struct rng rng = {.s = 11};
@@ -256,7 +247,6 @@ static void test_copy_all(void **state)
 /* The description of a CPU device, and the options that choose it. */
 static void test_descriptions(void **state)
 {
-    (void)state;
     static const char *const names[] = {"ref", "cpu"};
     for (int i = 0; i < 2; i++) {
         struct device *d;
@@ -283,7 +273,6 @@ static void test_descriptions(void **state)
 
 static void test_the_choice_of_checksums(void **state)
 {
-    (void)state;
     static const char *const texts[] = {"auto", "device", "host"};
     struct device *d;
     struct err err = {0};
@@ -318,7 +307,6 @@ static void test_the_choice_of_checksums(void **state)
 /* A buffer of no bytes has an address. */
 static void test_an_empty_buffer(void **state)
 {
-    (void)state;
     struct device *d;
     struct buf b;
     assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
@@ -334,7 +322,6 @@ static void test_an_empty_buffer(void **state)
 /* After a failure a stream does nothing more until it recovers; its first failure is reported. */
 static void test_a_failed_stream(void **state)
 {
-    (void)state;
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_INLINE, STREAM_COPY};
     struct device *d;
     assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
@@ -372,7 +359,6 @@ static void test_a_failed_stream(void **state)
 /* Pieces are copied to their places; no other byte changes. A copy stream takes lists, too. */
 static void test_copies_in_pieces(void **state)
 {
-    (void)state;
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     struct device *d;
     assert_int_equal(device_open("cpu", NULL, NULL, &d, NULL), 0);
@@ -405,7 +391,6 @@ static void test_copies_in_pieces(void **state)
 
 static void test_parts_that_cpu_devices_lack(void **state)
 {
-    (void)state;
     struct device *d;
     struct stream *s;
     struct file_reader *r = (struct file_reader *)(uintptr_t)1;
@@ -428,7 +413,6 @@ static void test_parts_that_cpu_devices_lack(void **state)
 /* Bytes of packed weights: panels of 16 rows, as packed files hold them. */
 static void test_bytes_of_packed_weights(void **state)
 {
-    (void)state;
     static const int64_t shapes[][2] = {{1, 1},    {16, 256}, {17, 256}, {16, 257},
                                         {33, 512}, {32, 32},  {48, 768}};
     static const struct {

@@ -4,6 +4,7 @@
 
 #include "base/mem.h"
 #include "base/rng.h"
+#include "text/tokenizer_steps.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -94,6 +95,7 @@ static void describe(const struct made *m, struct tokenizer_json *t)
                            : xasprintf("<0x%02X>", (unsigned)(i - m->n));
         t->tokens[i].s = s;
         t->tokens[i].n = strlen(s);
+        tokenizer_json_index(t, i);
     }
     t->scores = NULL;
     if (m->by_scores) {
@@ -115,6 +117,7 @@ static void forget(struct tokenizer_json *t)
     free(t->tokens);
     free(t->scores);
     free(t->merges);
+    slots_deinit(&t->by_text);
 }
 
 /* --- the definition ----------------------------------------------------------------------- */
@@ -369,6 +372,8 @@ static void test_vocabularies_without_some_bytes(void **state)
     struct tokenizer_json t = {.n_ids = 4, .tokens = tokens, .byte_fallback = true};
     for (int i = 0; i < 4; i++)
         tokens[i] = (struct tokenizer_text){texts[i], strlen(texts[i])};
+    for (int i = 0; i < 4; i++)
+        tokenizer_json_index(&t, i);
     for (int unk = 0; unk >= -1; unk--) {
         struct bpe_work w = {0};
         struct id_list ids = {0};
@@ -382,6 +387,7 @@ static void test_vocabularies_without_some_bytes(void **state)
         bpe_work_deinit(&w);
         bpe_destroy(b);
     }
+    slots_deinit(&t.by_text);
 }
 
 int main(void)
