@@ -14,7 +14,7 @@ static inline bool family_is_hybrid(enum model_family f)
            f == FAMILY_LFM2;
 }
 
-/* Returns what "layer_types" calls the recurrent layers of a family. */
+/* Returns the word by which "layer_types" names the recurrent layers of a family. */
 static inline const char *family_recurrent_type(enum model_family f)
 {
     return f == FAMILY_LFM2 ? "conv" : "linear_attention";

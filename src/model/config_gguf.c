@@ -560,8 +560,8 @@ static void read_falcon(struct meta *m, struct model_config *c)
         c->block = BLOCK_PARALLEL_NORM2;
 }
 
-/* Architectures by their name in files; the distance between the layers without a window, if there
- * are windows and the file does not say; and the function that reads what others do not have. */
+/* Each row has an architecture's name in files. `apart` is the distance between layers without a
+ * window if a file with windows does not state it. `read` reads what only this architecture has. */
 static const struct arch {
     const char *name;
     enum model_family family;

@@ -1,8 +1,8 @@
 /* weights.h - a model's tensors on a device.
  *
  * Matrices are packed into the backend's layout; norms, biases and small tables are f32.  Blocks of
- * 4, 6 and 8 bits are moved there as they are.  Files are read and closed; what may be mapped is an
- * image of the result (weights_image.h).
+ * 4, 6 and 8 bits are moved there as they are.  A checkpoint's files are read and closed.  An image
+ * of the result may be mapped (weights_image.h).
  *
  * Three sources feed the same code: a Hugging Face folder (safetensors, single or sharded), a GGUF
  * file (whose quantised tensors are hashed as decoded values), and a seeded generator

@@ -13,10 +13,10 @@
  * is damaged is deleted, and made anew by the next start.  A file gets its name when it is
  * complete; before, it has none, and a process that is killed leaves nothing.
  *
- * Images take at most IMAGES_MAX_BYTES, and at most a quarter of what is free beside them; the ones
- * that were used longest ago go first.  An image that another user owns or may write is not read.
+ * All images take at most IMAGES_MAX_BYTES, and a quarter of the free room.  The images that were
+ * used longest ago are deleted first.  A file that another user owns or may write is not read.
  *
- * Who may write the file can also write it while it is mapped.  The weights are then others, so
+ * The user's other programs can write the file while it is mapped, and so change the weights.  So
  * every use asks weights_image_is_intact.  Where the file was cut, or the disk fails, reading gives
  * zeros instead of a signal: mapping installs a handler of SIGBUS for these addresses, which passes
  * all others on to the handler before it. */
@@ -44,7 +44,7 @@ struct image_piece {
     size_t bytes;
 };
 
-/* Maps the image with this key and n_bytes of weights, and checks all of it on the pool's threads.
+/* Maps the image that has this key and n_bytes of weights. The pool's threads check all of it.
  * Returns NULL if there is none that may be used. */
 struct weights_image *weights_image_map(const struct sha256 *key, size_t n_bytes,
                                         struct pool *pool);

@@ -29,7 +29,7 @@ enum slot {
     SLOT_WO,
     SLOT_UP, /* with experts: those of all experts, one behind another, and so SLOT_DOWN */
     SLOT_DOWN,
-    /* Of recurrent layers: q, k, v and z in, or LFM2's B, x and C; out. */
+    /* Recurrent layers have these two. MIX has q, k, v and z, or LFM2's B, x and C. */
     SLOT_MIX,
     SLOT_MIX_OUT,
     SLOT_SHARED_UP, /* of the expert that every token uses: gate and up */

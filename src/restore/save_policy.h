@@ -12,7 +12,7 @@
 int save_policy_make(struct save_policy *out, const char *text, const struct model *m,
                      const struct platform *platform, int64_t max_tokens, struct err *err);
 /* Returns whether full chunks and snapshots are packed (save_policy.packs): "on", "off" (or NULL),
- * or "auto", which packs where restores of what `save` names lose nothing by it (save_kinds_pack). */
+ * or "auto": they are if restores of the kinds that `save` names lose nothing (save_kinds_pack). */
 bool save_policy_packs(const char *pack, const char *save, const struct model *m,
                        const struct platform *platform, int64_t max_tokens,
                        bool has_copies);

@@ -208,7 +208,7 @@ struct product {
     const float *bias; /* [n] bias; NULL: none is added */
 };
 
-/* What the tokens of a recurrent layer do to its state. */
+/* The rule by which the tokens of a recurrent layer change its state. */
 enum delta_kind {
     DELTA_NET,        /* the gated delta rule (Gated DeltaNet, arXiv:2412.06464) */
     DELTA_SHORT_CONV, /* a short convolution alone (LFM2): no S; n_k is n_v, d_k is 0 */

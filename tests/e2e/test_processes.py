@@ -88,7 +88,7 @@ def cpu_seconds(pid):
     return sum(map(int, stat_of(pid)[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
-# Every arrangement computes the bits of one process, and reads what another one has saved, also packed and encrypted.
+# Every arrangement computes the bits of one process. Each reads what another has saved: plain, packed and encrypted.
 digest = answer(1, 1)["logits_digest"]
 key = os.path.join(tmp, "key")
 with open(key, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as f:

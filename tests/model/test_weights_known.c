@@ -1,6 +1,6 @@
 /* test_weights_known.c - the hash of a file is computed once and remembered; a file that changed
  * is hashed again; one that is cut or rewritten while it is read is refused.  An image of the
- * weights is made and mapped, and what happens to it is noticed.
+ * weights is made and mapped, and a change to the image is noticed.
  *
  * This file defines pread, which harms the file in the middle of a loading, and clock_gettime, by
  * which the file's last change seems long ago. */
