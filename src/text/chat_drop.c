@@ -6,7 +6,7 @@
 
 #include "base/mem.h"
 #include "base/textbuf.h"
-#include "text/pretokenize_regex.h"
+#include "bpe/pretokenize_regex.h"
 
 struct chat_drop {
     struct regex *pattern; /* NULL: none */

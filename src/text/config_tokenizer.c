@@ -4,7 +4,7 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "base/json.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 #include "text/config_special.h"
 #include "model/pack_file.h"
 

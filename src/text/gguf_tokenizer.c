@@ -3,7 +3,7 @@
 
 #include "base/mem.h"
 #include "base/utf8.h"
-#include "text/tokenizer_steps.h"
+#include "bpe/tokenizer_steps.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -8,7 +8,7 @@
 #define TEXT_GGUF_TOKENIZER_H
 
 #include "model/gguf.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 /* Types of tokens, as numbered in tokenizer.ggml.token_type. */
 enum {

@@ -12,7 +12,7 @@
 #include "model/gguf_files.h"
 #include "model/pack_file.h"
 #include "text/tokenizer_impl.h"
-#include "text/tokenizer_normalize.h"
+#include "bpe/tokenizer_normalize.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "text/tokenizer_impl.h"
-#include "text/tokenizer_normalize.h"
+#include "bpe/tokenizer_normalize.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -2,12 +2,12 @@
 #ifndef TEXT_TOKENIZER_IMPL_H
 #define TEXT_TOKENIZER_IMPL_H
 
-#include "text/tokenizer_json.h"
-#include "text/bpe.h"
+#include "bpe/tokenizer_json.h"
+#include "bpe/bpe.h"
 #include "model/config.h"
-#include "text/pretokenize.h"
+#include "bpe/pretokenize.h"
 #include "text/tokenizer.h"
-#include "text/tokenizer_added.h"
+#include "bpe/tokenizer_added.h"
 
 /* How ids become bytes, compiled from the decoder steps: the bytes of each token, and the text that
  * is dropped at the beginning. */
@@ -65,11 +65,5 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t,
 /* Returns a token's bytes; s is NULL for an id that has no token. */
 struct tokenizer_text token_bytes_of(const struct token_bytes *b, int32_t id);
 void token_bytes_deinit(struct token_bytes *b);
-
-/* Replaces every occurrence of the pattern in s. pattern->n > 0. The caller frees the result.  get
- * is xmalloc, or mem_try; with the latter the result is NULL if there is no memory. */
-char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
-                        const struct tokenizer_text *pattern,
-                        const struct tokenizer_text *with, size_t *n_out);
 
 #endif

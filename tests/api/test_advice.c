@@ -1,10 +1,6 @@
 /* test_advice.c - the advice on a store's size has a row for each time. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdlib.h>
 

@@ -1,9 +1,5 @@
 /* test_answers.c - answers are found by their text, within limits, and never across salts. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <signal.h>

@@ -1,14 +1,9 @@
 /* test_context.c - look-ups, pins and erasures of a truncated context. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "hcache.h"
 
 enum { N = 703, HOUR = 3600 };

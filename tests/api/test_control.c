@@ -1,14 +1,9 @@
 /* test_control.c - control of saved state through the public interface: the effect of each call on
  * chunks and counters. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "hcache.h"
 #include "api/hcache_impl.h"

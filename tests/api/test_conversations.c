@@ -1,10 +1,6 @@
 /* test_conversations.c - turns, branches, limits, and the remains of erasures. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <signal.h>
 #include <sqlite3.h>

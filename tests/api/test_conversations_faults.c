@@ -1,10 +1,6 @@
 /* test_conversations_faults.c - each statement of each operation fails once: the operation says so,
  * and the content stays as it was. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

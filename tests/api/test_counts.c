@@ -1,10 +1,6 @@
 /* test_counts.c - what each ended request adds to the server's counters. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <math.h>

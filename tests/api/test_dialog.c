@@ -1,9 +1,5 @@
 /* test_dialog.c - tool calls in an answer, as the public interface reports them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

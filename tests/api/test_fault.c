@@ -1,10 +1,5 @@
 /* test_fault.c - the kind of error that each status has, in the words of the API. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "api/fault.h"
 
 static void each_status_has_its_type(void **state)

@@ -1,10 +1,6 @@
 /* test_files.c - a batch's input, its lines, and the files from which a job continues. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,11 +1,7 @@
 /* test_generation.c - running requests: how many tokens are generated, with which seeds; refusals;
  * the callbacks at the end; and that a stream has the content of a whole answer. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -1,11 +1,7 @@
 /* test_items.c - items of a conversation: parsing, the messages for a template, titles and pages.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

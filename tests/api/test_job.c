@@ -1,10 +1,6 @@
 /* test_job.c - a job on a real engine: it yields, is stopped, reaches its limit, and continues. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

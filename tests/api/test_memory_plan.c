@@ -1,9 +1,5 @@
 /* test_memory_plan.c - a machine that cannot hold the weights reports it before loading them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

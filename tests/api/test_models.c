@@ -1,10 +1,6 @@
 /* test_models.c - which model is unloaded, and which requests wait for one. The whole is tested by
  * tests/e2e/test_several_models.py. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <string.h>

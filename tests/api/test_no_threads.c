@@ -1,11 +1,7 @@
 /* test_no_threads.c - a process that can start no more threads: opening says so and leaves nothing
  * behind. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <stdio.h>
 #include <string.h>
 

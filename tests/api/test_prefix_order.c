@@ -1,10 +1,6 @@
 /* test_prefix_order.c - which waiting prompt is computed next. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <stdlib.h>
 #include <string.h>
 

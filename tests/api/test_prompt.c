@@ -1,15 +1,10 @@
 /* test_prompt.c - how messages become a prompt: in the plain form, or by a template; which messages
  * are refused and why; and prompts that are too long. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "base/textbuf.h"
 #include "base/json.h"

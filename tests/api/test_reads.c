@@ -2,18 +2,13 @@
  * same bits however the prompt was computed, cut, restored or preempted, and are those that the
  * model's logits say. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "hcache.h"
 #include "tests/base/tempdir.h"
 

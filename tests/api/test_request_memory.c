@@ -1,14 +1,9 @@
 /* test_request_memory.c - a request that finds no memory fails alone. Whichever of its allocations
  * fails, the result is -ENOMEM or the right answer, and the next request is answered. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "hcache.h"
 #include "tests/base/memtest.h"
 

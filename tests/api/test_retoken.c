@@ -1,12 +1,8 @@
 /* test_retoken.c - a conversation keeps the generated tokens: in the text of the next prompt an
  * answer has its own tokens, even if the tokenizer would split it differently. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,11 +1,7 @@
 /* test_runner.c - batches run to their end: their states, their answers and the order of their
  * tenants. A batch that one runner left unfinished continues with the next runner. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,10 +1,6 @@
 /* test_service.c - the queue in front of the engine. The test itself makes the engine's steps, so
  * promises about steps are checked exactly on any machine. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <string.h>

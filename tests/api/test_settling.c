@@ -1,13 +1,8 @@
 /* test_settling.c - requests in front of the engine: which requests wait until the disk has their
  * state. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "api/service.h"
 #include "tests/engine/enginetest.h"

@@ -1,10 +1,6 @@
 /* test_shape.c - the form of answers: usage of several answers, tool calls, timings, chunks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,12 +1,8 @@
 /* test_shelf.c - files and records of batches: their owners, their order, and their state after a
  * restart. */
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

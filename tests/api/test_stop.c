@@ -1,15 +1,10 @@
 /* test_stop.c - a service stops within a layer, however long a step takes. And a waiting caller's
  * is_cancelled is called in time, whatever the system's clock is set to. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "api/service.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"

@@ -1,9 +1,5 @@
 /* test_ticket.c - stop strings and log-probabilities of a request. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <math.h>

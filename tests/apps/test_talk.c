@@ -1,15 +1,10 @@
 /* test_talk.c - kept conversations without a server: which tokens a turn keeps and under which
  * salt, the report of an answer that was cut off, and where branches begin. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/json.h"
 #include "api/draft.h"
 #include "api/items.h"

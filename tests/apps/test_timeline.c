@@ -1,9 +1,5 @@
 /* test_timeline.c - pictures, against their expected text. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

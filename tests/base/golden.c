@@ -1,15 +1,11 @@
 /* golden.c - see golden.h. */
 #include "tests/base/golden.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/hash.h"
 
 static void write_file(const struct textbuf *text, const char *path)

@@ -2,17 +2,13 @@
 #include "tests/base/memtest.h"
 
 #include <errno.h>
-#include <setjmp.h>
 #include <sqlite3.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/log.h"
 #include "base/mem.h"
 

@@ -1,11 +1,7 @@
 /* niceness.c - see niceness.h. */
 #include "tests/base/niceness.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <dirent.h>
 #include <stdlib.h>

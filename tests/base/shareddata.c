@@ -1,17 +1,12 @@
 /* shareddata.c - see shareddata.h. */
 #include "tests/base/shareddata.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 
 bool shared_data(const char *name, char out[SHARED_PATH_BYTES])

@@ -1,11 +1,7 @@
 /* tempdir.c - see tempdir.h. */
 #include "tests/base/tempdir.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <ftw.h>

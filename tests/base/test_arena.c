@@ -1,9 +1,5 @@
 /* test_arena.c - allocations are aligned, do not overlap, and are bounded. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

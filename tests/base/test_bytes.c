@@ -1,9 +1,5 @@
 /* test_bytes.c - encodings on disk are little-endian, sizes never wrap, text is checked. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -1,10 +1,6 @@
 /* test_clock.c - the clocks and sleeps, a thread's used processor time, and its time spent waiting
  * for a processor. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <pthread.h>

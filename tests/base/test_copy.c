@@ -1,11 +1,7 @@
 /* test_copy.c - copies past the caches: every length at every alignment, and no byte outside is
  * written. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

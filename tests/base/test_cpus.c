@@ -1,9 +1,5 @@
 /* test_cpus.c - the number of usable processors under an affinity or a quota. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -1,9 +1,5 @@
 /* test_err.c - messages are made once and passed on; codes have names. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <sqlite3.h>

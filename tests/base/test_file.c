@@ -1,9 +1,5 @@
 /* test_file.c - reads a whole file within a limit; a pipe is refused as a part of a folder. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <dlfcn.h>
 #include <errno.h>

@@ -1,9 +1,5 @@
 /* test_hash.c - published test vectors: hashes on disk must be the same on every machine. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -1,9 +1,5 @@
 /* test_json_scan.c - a text's cost is known before it is parsed; ignored members cost nothing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <malloc.h>
 #include <stdio.h>

@@ -1,9 +1,5 @@
 /* test_log.c - messages and progress: one line each, and progress on a terminal only. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <fcntl.h>
 #include <stdio.h>

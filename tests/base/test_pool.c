@@ -1,9 +1,5 @@
 /* test_pool.c - every share runs once, shares cover the work, idle workers wake up. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <limits.h>

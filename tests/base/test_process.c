@@ -1,10 +1,6 @@
 /* test_process.c - which process has a file open, and the memory that the control groups of a
  * process leave to it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <fcntl.h>
 #include <stdio.h>

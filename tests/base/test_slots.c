@@ -1,11 +1,6 @@
 /* test_slots.c - a map of 32-bit slots to indices of an array that has the keys. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "base/slots.h"
 

@@ -1,10 +1,6 @@
 /* test_textbuf.c - a text that grows. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

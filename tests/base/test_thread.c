@@ -1,10 +1,6 @@
 /* test_thread.c - threads that ask to run soon after they wake; stacks under a small
  * `ulimit -s`. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <signal.h>
 #include <stdbool.h>

@@ -1,9 +1,5 @@
 /* test_utf8.c - every code point is encoded and decoded; known bytes; invalid bytes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdbool.h>
 #include <string.h>

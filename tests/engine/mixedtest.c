@@ -1,13 +1,8 @@
 /* mixedtest.c - see mixedtest.h. */
 #include "mixedtest.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 
 enum { MAX_CTX = 256, LONGEST = 129 };

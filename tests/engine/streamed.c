@@ -1,11 +1,7 @@
 /* streamed.c - see streamed.h. */
 #include "streamed.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 

@@ -9,17 +9,12 @@
  * Each plan, model, type, length of a tail and kind of restore meets each other one at least once.
  * HCACHE_BIT_EXACT=all tries all of their products. */
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/rng.h"

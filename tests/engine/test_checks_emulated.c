@@ -1,16 +1,11 @@
 /* Restores with bad records, on an emulated GPU that computes checksums in its own memory, and on a
  * GPU whose host computes them. The restored state is right bit for bit. The first bad chunk is
  * named and condemned. Nothing that was computed from a bad byte is shown or saved. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "store/chain.h"
 #include "tests/cuda_emu/cuda_fault.h"

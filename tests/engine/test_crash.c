@@ -9,16 +9,11 @@
  *
  * The models are one with attention alone and one with recurrent layers, whose states come back
  * from snapshots and from saved inputs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "store/bugs.h"

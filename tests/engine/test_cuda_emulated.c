@@ -5,16 +5,11 @@
  * that was never evicted on the same device.  In fast mode, where a row's bits may depend on its
  * batch, the greedy tokens are equal. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"

@@ -1,13 +1,9 @@
 /* A failing storage device never stops generation: whatever the disk does while state is restored
  * and saved, the request ends with the tokens and logits of an engine without a store. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "store/store.h"
 

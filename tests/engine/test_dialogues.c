@@ -9,16 +9,11 @@
  * likely one after the tokens before it, and each answer must end where an end token is the most
  * likely. Finally the store serves zeros as one layer's K and V, under right checksums. Then
  * answers must change; otherwise this test could not fail. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/file.h"
 #include "base/mem.h"

@@ -5,17 +5,12 @@
  * read, the host makes that read. Wrong bytes are detected. A read that never ends is given up in
  * time. Without the library everything works as before. */
 #include <dlfcn.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_runtime_api.h"

@@ -1,13 +1,8 @@
 /* test_ends.c - how a sequence ends: by which token, with how many committed tokens, and how its
  * tail is used. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "tests/engine/enginetest.h"
 
 enum { N_PROMPT = 200, N_LONGER = 230 };

@@ -1,18 +1,13 @@
 /* test_engine.c - admission, limits, ends of sequences, sequences in different phases, and the
  * engine's reports. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "api/service.h"
 #include "base/clock.h"
 #include "base/mem.h"

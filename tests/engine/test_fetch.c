@@ -1,13 +1,8 @@
 /* test_fetch.c - chunks of waiting requests are read ahead into DRAM, and restored from there bit
  * for bit. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "engine/seq.h"
 #include "restore/dram_tier.h"

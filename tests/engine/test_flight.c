@@ -1,11 +1,6 @@
 /* test_flight.c - a batch is cut into pieces that follow one another through the stages. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/step.h"
 #include "enginetest.h"
 

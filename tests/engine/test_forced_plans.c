@@ -1,13 +1,8 @@
 /* test_forced_plans.c - a forced plan uses the records that the store has and computes the rest.
  * It reports the method of each layer. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "sim/io_sim.h"
 #include "tests/engine/enginetest.h"
 

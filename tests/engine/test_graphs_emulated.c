@@ -1,13 +1,8 @@
 /* Decodes that are recorded as CUDA graphs and replayed, on the emulated GPU. Their bits equal
  * those of decodes without graphs, also while their state is saved and if recording is refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"
 

@@ -1,10 +1,6 @@
 /* test_guess.c - guesses: what is proposed, how many of them a step computes, and that answers and
  * saved state have the same bits with them and without. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,12 +1,8 @@
 /* test_hybrid.c - the mixture of KV blocks and ACT blocks (hidden states), compared with closed
  * forms, with every fixed ratio on random machines, and with an event simulation of the link and
  * the compute lane. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

@@ -1,11 +1,7 @@
 /* test_lead.c - which waiting requests wait for another request with the same beginning to run
  * first. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <string.h>
 
 #include "engine/sched.h"

@@ -2,15 +2,10 @@
  * error that says so, or with the tokens and logits that it has with enough memory. The next engine
  * finds all state that was reported as committed. With memory again the same engine continues. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "hcache.h"
 #include "tests/base/memtest.h"
 #include "tests/engine/enginetest.h"

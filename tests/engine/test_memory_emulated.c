@@ -1,14 +1,9 @@
 /* A device's own memory. The engine's need is computed first and allocated as one piece. While the
  * engine serves, it allocates no more. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"
 

@@ -1,11 +1,7 @@
 /* test_minibatch.c - mini-batches compared with the best of all partitions, and the rule of the
  * HybridServe paper (engine/minibatch.h). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

@@ -1,13 +1,8 @@
 /* test_mixed.c - contexts of KV blocks and ACT blocks (hidden states), on the device and on the
  * host. They have the bits of contexts that never left the device. The link carries the bytes that
  * the policy counts. The host's arena may be full. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/engine_impl.h"
 #include "engine/hybrid_share.h"
 #include "tests/engine/mixedtest.h"

@@ -1,12 +1,7 @@
 /* test_mixed_costs.c - the measured costs of a layer with mixed blocks. The link is slowed down, so
  * that its cost is known; the other costs are only bounded, since they belong to the machine. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/engine_impl.h"
 #include "engine/mixed_costs.h"
 #include "tests/engine/enginetest.h"

@@ -1,11 +1,6 @@
 /* test_mixed_emulated.c - contexts of KV and ACT blocks on an emulated GPU, whose copy engine
  * copies blocks from pinned memory. They have the bits of contexts that never left the device. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "tests/engine/mixedtest.h"
 
 static void random_patterns_have_the_same_bits(void **state)

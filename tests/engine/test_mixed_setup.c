@@ -1,12 +1,7 @@
 /* test_mixed_setup.c - whether a job's contexts get blocks on the host, and if so, how many of
  * which type. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/mixed_setup.h"
 #include "tests/base/golden.h"
 

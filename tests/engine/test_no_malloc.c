@@ -1,14 +1,9 @@
 /* test_no_malloc.c - a decode step allocates no memory, even with saving. This program's own malloc
  * counts the calls of the engine's thread. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "tests/engine/enginetest.h"
 

@@ -1,15 +1,10 @@
 /* test_other_builds.c - saved state is used by every build that computes the same bits, and by no
  * other build. One stack saves on a simulated disk, and another one restores from it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "sim/io_sim.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"

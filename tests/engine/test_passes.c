@@ -1,14 +1,9 @@
 /* test_passes.c - the engine computes everything in passes. A pass holds each layer's weights once,
  * in order, and only while it uses them. Tested for batches, recomputed prefixes, and new tokens
  * that follow a restore. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/step.h"
 #include "tests/engine/enginetest.h"
 #include "tests/model/layer_spy.h"

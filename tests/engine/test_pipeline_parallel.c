@@ -4,15 +4,10 @@
  * saved, and the other way round: in any mixture of methods, with chunks, a tail, and new tokens
  * prefilled inside the restore. An operation with operands on two stages ends the program
  * (tensor/group_ops.c). So these tests also show that each stage works on its own memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "enginetest.h"
 #include "tensor/group.h"

@@ -1,12 +1,7 @@
 /* test_places.c - blocks with a type and a place: their addresses, and a pool of their numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/kvcache.h"
 #include "engine/places.h"
 

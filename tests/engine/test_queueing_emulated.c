@@ -1,14 +1,9 @@
 /* The cost of a restore to a device: the numbers of kernel launches and of waits, as the emulated
  * GPU counts them. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "tests/cuda_emu/cuda_fault.h"
 

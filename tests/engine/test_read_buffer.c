@@ -1,14 +1,9 @@
 /* The read buffer of AttentionStore's section 3.2.1: the paper's own case, and the share of a
  * restore that is worth reading ahead. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/read_buffer.h"
 
 static bool near(double x, double y, double by)

@@ -3,16 +3,11 @@
  *
  * A run without a store gives the reference.  Then a prefix of n tokens is saved and the whole
  * prompt is restored behind it, for every n around two chunks, by plans of every kind. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "restore/snapshots.h"

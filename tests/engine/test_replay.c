@@ -1,16 +1,11 @@
 /* test_replay.c - truncated contexts that are computed again, stair by stair, because their store
  * does not answer, is slower than computing, or has lost a chunk. Each row is computed once, and
  * the bits are those of the original computation. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/engine_impl.h"
 #include "engine/view.h"
 #include "store/chain.h"

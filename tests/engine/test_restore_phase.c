@@ -1,16 +1,11 @@
 /* test_restore_phase.c - restores beside decodes, beside each other, and ended midway. No sequence
  * waits for a disk, and every sequence gives the bits that it gives alone. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/engine_impl.h"

@@ -2,15 +2,10 @@
  * policies. Restores are made up where possible, and no test waits for a disk. */
 #include <limits.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "engine/restoring.h"

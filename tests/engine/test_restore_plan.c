@@ -1,15 +1,10 @@
 /* test_restore_plan.c - the chunks, kinds and costs that a sequence hands to the planner, and the
  * job that it makes of the plan. The chunks are made up, and nothing is read. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "engine/engine_impl.h"
 #include "engine/restoring.h"

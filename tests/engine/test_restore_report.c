@@ -1,14 +1,9 @@
 /* test_restore_report.c - what an ended restore reports and teaches. Results are made up. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/restoring.h"
 #include "tests/engine/enginetest.h"
 

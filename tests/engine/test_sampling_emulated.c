@@ -1,13 +1,8 @@
 /* The emulated GPU chooses tokens. Only the tokens' ids are copied down, and logits only for
  * requests that ask for them. The host chooses the same tokens from these logits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "enginetest.h"
 #include "model/sample.h"
 #include "tests/cuda_emu/cuda_fault.h"

@@ -5,15 +5,10 @@
  * their limits, ranks are respected, deadlines are kept, and a preemption loses no token. At the
  * end every request has ended and every block is free. The last test shows that this file would
  * detect starvation. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "engine/sched.h"
 

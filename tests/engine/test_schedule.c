@@ -3,16 +3,11 @@
  *
  * Tokens and the digest of logits of every request are compared with those of the same request
  * alone in an engine with room for all. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "engine/seq.h"

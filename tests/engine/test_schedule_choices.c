@@ -1,14 +1,9 @@
 /* test_schedule_choices.c - how sequences are described to the scheduler, and how an admitted one
  * begins. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
 #include "engine/staging.h"

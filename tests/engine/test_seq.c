@@ -1,16 +1,11 @@
 /* test_seq.c - the phases of a sequence: the transitions that exist, their causes, and that no
  * others are possible. */
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"

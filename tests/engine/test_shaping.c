@@ -1,13 +1,9 @@
 /* test_shaping.c - penalties, biases and minimum lengths, against values computed by hand. */
 #include "engine/shaping.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 enum { VOCAB = 6 };
 

@@ -1,13 +1,8 @@
 /* test_staging.c - waiting sequences read ahead before they have their place. The state that was
  * read is used bit for bit, or its memory is given back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "engine/staging.h"

@@ -2,15 +2,10 @@
  * read buffer, and when what they have read is used. Found chunks are made up, and nothing is
  * read. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/engine_impl.h"
 #include "engine/restoring.h"
 #include "engine/staging.h"

@@ -4,16 +4,11 @@
  * The judge computes the definition token by token. It keeps K (before RoPE) and V of all tokens,
  * and fills the cache anew for each stair. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/hash.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"

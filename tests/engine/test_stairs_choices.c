@@ -1,15 +1,10 @@
 /* test_stairs_choices.c - the decisions between two stairs: what a truncated sequence waits for,
  * which view it chooses, which chunks it pins, and what it counts. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/stairs.h"

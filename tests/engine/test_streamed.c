@@ -1,10 +1,6 @@
 /* test_streamed.c - the engine with weights that are streamed through a ring. By every plan it
  * gives the tokens and logits of resident weights. Faults end only the affected request. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <string.h>

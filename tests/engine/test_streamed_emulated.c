@@ -1,12 +1,7 @@
 /* test_streamed_emulated.c - layers that are copied from pinned host memory to an emulated GPU.
  * Tokens and logits equal those of resident layers, also if decodes are recorded as graphs and
  * replayed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "streamed.h"
 #include "tests/engine/enginetest.h"
 

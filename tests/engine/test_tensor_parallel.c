@@ -4,16 +4,11 @@
  * weights. A restored state is bit-equal to a state that was never evicted: in any mixture of
  * methods, with chunks, a tail, and new tokens prefilled inside the restore.
  * (test_pipeline_parallel.c hands state from one arrangement to another.) */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "enginetest.h"

@@ -3,15 +3,10 @@
  * The trace has each sequence's phase and tokens after each step, in an engine without a store, so
  * that nothing depends on time. Reports of requests with a store are taken one after another. Both
  * are compared with golden files (tests/base/golden.h). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "engine/engine_impl.h"
 #include "tests/base/golden.h"

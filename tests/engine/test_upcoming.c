@@ -1,11 +1,6 @@
 /* test_upcoming.c - what the engine tells the store about waiting requests. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "engine/seq.h"
 #include "store/chain.h"

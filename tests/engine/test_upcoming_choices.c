@@ -1,14 +1,9 @@
 /* test_upcoming_choices.c - which chunks are fetched ahead for a waiting sequence, and when a
  * sequence is announced anew. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "engine/schedule.h"
 #include "store/store_impl.h"

@@ -1,10 +1,6 @@
 /* test_view.c - the tokens and chunks that a truncated sequence sees, compared with the definition
  * in store/truncation.h for each token. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -1,11 +1,6 @@
 /* test_zigzag.c - steps in mini-batches. A step uses each layer once, which decides how many bytes
  * of streamed weights it reads. The bits are those of the ordinary order. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/engine_impl.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"

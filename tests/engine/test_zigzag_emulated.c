@@ -1,11 +1,6 @@
 /* test_zigzag_emulated.c - steps in mini-batches on an emulated GPU. The bits are those of the
  * ordinary order, while copies for saving run beside the next layer. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "tests/engine/zigzagged.h"
 
 static void answers_are_those_of_the_ordinary_order(void **state)

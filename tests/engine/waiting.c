@@ -1,12 +1,7 @@
 /* waiting.c - see waiting.h. */
 #include "tests/engine/waiting.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/unit.h"
 
 int32_t wt_prompt[WT_PROMPT], wt_others[WT_OTHERS];
 

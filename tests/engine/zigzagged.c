@@ -1,11 +1,7 @@
 /* zigzagged.c - see zigzagged.h. */
 #include "zigzagged.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* Prompts that end inside, at the end of, and after mini-batches of 32 rows. */
 static const int lengths[ZZ_SEQS] = {70, 1, 64, 33, 129};

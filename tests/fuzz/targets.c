@@ -22,7 +22,7 @@
 #include "base/json.h"
 #include "base/json_scan.h"
 #include "model/safetensors.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 #include "grammar/automaton.h"
 #include "text/answer.h"
 #include "text/chat.h"

@@ -1,10 +1,6 @@
 /* Runs every input of the corpus through its target. Short inputs are also cut at every length, and
  * every bit is flipped. So the earlier findings of fuzzing are tested in every run. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <dirent.h>
 #include <stdio.h>

@@ -3,14 +3,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "grammar/grammar.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <pcre2.h>
 
 #include "base/rng.h"

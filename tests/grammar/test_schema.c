@@ -2,15 +2,10 @@
  * schemas are told. Each row is a decision of docs/STRUCTURED.md. */
 #include "grammar/automaton.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/textbuf.h"
 #include "base/json.h"
 

@@ -1,13 +1,10 @@
 #include "iotest.h"
 
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "sim/io_sim.h"

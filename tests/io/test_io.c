@@ -1,15 +1,10 @@
 /* Files and folders behave the same on uring, pread and the simulated disk. */
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <errno.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/minmax.h"
 #include "io/io.h"
 #include "iotest.h"

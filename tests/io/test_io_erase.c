@@ -1,17 +1,12 @@
 /* Erasing: what is cut, removed or replaced is overwritten on the medium before its blocks are
  * free. The simulated disk keeps the bytes of freed blocks. */
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <errno.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "io/io_erase.h"
 #include "sim/io_sim.h"
 #include "iotest.h"

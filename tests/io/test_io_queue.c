@@ -1,9 +1,5 @@
 /* Asynchronous requests behave the same on uring, pread and the simulated disk; and the throttle.
  */
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <pthread.h>
 #include <string.h>
@@ -15,8 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "io/io.h"

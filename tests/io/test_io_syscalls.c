@@ -9,10 +9,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,8 +17,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "io/io_erase.h"
 #include "iotest.h"
 

@@ -3,10 +3,6 @@
  *
  * The oracle: transaction i inserts ROWS rows (i, j, content of (i, j)).  After a crash with k
  * transactions acknowledged, the table holds exactly the first k or k + 1 transactions, whole. */
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +10,7 @@
 #include <errno.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <sqlite3.h>
 
 #include "base/clock.h"

@@ -4,14 +4,10 @@
  * template run for hours, and a level that is not given back ends a long conversation. */
 #include "jinja/jinja.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* Variables: s has 640 bytes in ten words, w has 640 blanks, u 320 two-byte letters, l 100 numbers,
  * sl ten texts of 64 bytes, d 100 members, deep 100 nested lists. */

@@ -8,15 +8,11 @@
 #include "base/utf8.h"
 
 #include <locale.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <wctype.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static struct json *golden;
 static struct tm now;

@@ -5,14 +5,10 @@
  * messages here are our own, or Python's. */
 #include "jinja/jinja.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static const struct {
     const char *source;

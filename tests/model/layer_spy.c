@@ -1,11 +1,7 @@
 /* layer_spy.c - see layer_spy.h. */
 #include "layer_spy.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <string.h>

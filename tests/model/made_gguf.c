@@ -1,10 +1,7 @@
 /* made_gguf.c - see made_gguf.h. */
 #include "made_gguf.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,7 @@
 /* table_file.c - see table_file.h. */
 #include "table_file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -6,15 +6,11 @@
 #include "tests/base/tempdir.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* The smallest file of each family: the fields without a default. Width 64, 5 layers, 8 heads. */
 #define SIZES                                                                              \

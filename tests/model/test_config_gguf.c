@@ -1,10 +1,6 @@
 /* test_config_gguf.c - the metadata of a GGUF file gives exactly one description, or an error that
  * names the entry. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,11 +1,7 @@
 /* test_experts.c - the choice of experts: the largest numbers, ties to the lower index, weights of
  * the softmax, or sigmoids with a bias and groups.  tests/model/test_families.c judges whole layers
  * against transformers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 

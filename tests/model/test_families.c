@@ -9,11 +9,7 @@
  * Two promises hold bit for bit in every type: logits do not depend on how the prompt is cut and on
  * the number of threads, and K and V projected from a layer's saved input are those of the forward
  * pass. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,10 +1,6 @@
 /* test_faults.c - every call to a device that fails while a model is opened, packed or run ends the
  * call with its code, and leaves nothing behind. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <limits.h>

@@ -10,14 +10,10 @@
 #include "base/mem.h"
 #include "tests/model/gguf_bytes.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* --- making files ------------------------------------------------------------------------- */
 

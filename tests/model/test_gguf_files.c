@@ -1,11 +1,7 @@
 /* test_gguf_files.c - the files of a split model: names, numbers and counts that make one. */
 #include "model/gguf_files.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

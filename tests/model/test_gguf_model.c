@@ -2,11 +2,7 @@
  *
  * tests/model/golden/gguf/NAME.gguf was made from families/NAME (tools/golden/hf_to_gguf.py), with
  * rows permuted and stacked, norms changed and names as in llama.cpp. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdio.h>

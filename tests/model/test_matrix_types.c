@@ -1,10 +1,6 @@
 /* test_matrix_types.c - the type in which each matrix is held, for a table of files with 4-bit
  * tensors. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,15 +2,10 @@
  * is rendered, or a text is encoded. Each time the call returns an error that says so, and leaks
  * nothing (the address sanitizer checks it). With memory again the call gives the same result as
  * before. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/pool.h"
 #include "base/json.h"
 #include "text/chat.h"

@@ -1,10 +1,6 @@
 /* test_model.c - opening a model: options, state dtype, context, rotation tables, announced memory,
  * activations, and the format of its weights. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <limits.h>

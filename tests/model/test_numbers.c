@@ -1,10 +1,6 @@
 /* test_numbers.c - the search for NaNs and infinities finds one at any position, and takes no
  * finite number for one. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,10 +1,6 @@
 /* test_pack_file.c - the description of a packed file: every field is needed and bounded, and the
  * bytes that are written stay those of the format. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <inttypes.h>

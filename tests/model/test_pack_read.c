@@ -1,10 +1,6 @@
 /* test_pack_read.c - the reader of packed parts. Parts arrive whole and checked, even if they have
  * more MiB than the queue has places. Damage is named, and a cancel ends all jobs. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

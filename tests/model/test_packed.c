@@ -1,10 +1,6 @@
 /* test_packed.c - a packed file gives the model from which it was made, and a damaged one is
  * refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

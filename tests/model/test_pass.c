@@ -1,10 +1,6 @@
 /* test_pass.c - a pass takes rows through the layers: when it holds the weights of each layer, and
  * the bits of its result. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <string.h>

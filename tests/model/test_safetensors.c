@@ -6,14 +6,10 @@
 #include "base/rng.h"
 #include "sim/checkpoint.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* Makes a file with this header and n_data zero bytes; the caller frees it. */
 static uint8_t *make_file(const char *header, size_t n_data, size_t *n)

@@ -1,11 +1,7 @@
 /* test_sample.c - compares sampling by ops.sample, with the random numbers of model/sample.h, with
  * a naive implementation in double: the set of possible tokens and their frequencies. tests/tensor
  * checks that all backends agree. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdbool.h>

@@ -1,11 +1,7 @@
 /* test_share.c - which rows each rank holds, and which slots each stage: for every
  * known shape, every slot and every number of ranks, compared with a table and with a search row
  * by row. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -1,10 +1,6 @@
 /* test_stories.c - a trained model gives exactly the texts of an independent reference:
  * models/demo, and if ../shared has them two smaller ones, with and without grouped heads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdio.h>

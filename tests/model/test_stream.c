@@ -1,10 +1,6 @@
 /* test_stream.c - layers that pass through a ring compute the same as resident ones; disk faults
  * never become output. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include <errno.h>

@@ -1,9 +1,5 @@
 /* test_weights.c - loads checkpoints: the generator, files, shards, types, bad input. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <dirent.h>
 #include <errno.h>

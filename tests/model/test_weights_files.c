@@ -1,10 +1,6 @@
 /* test_weights_files.c - files and tensors that make a model's weights, their hash, and warnings of
  * values that are no numbers. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <fcntl.h>
 #include <stdio.h>

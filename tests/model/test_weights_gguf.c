@@ -1,10 +1,6 @@
 /* test_weights_gguf.c - which tensors of a GGUF file make a model's weights, and how a source that
  * does not fit is described. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

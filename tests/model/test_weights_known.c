@@ -4,11 +4,7 @@
  *
  * This file defines pread, which harms the file in the middle of a loading, and clock_gettime, by
  * which the file's last change seems long ago. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <dirent.h>
 #include <fcntl.h>

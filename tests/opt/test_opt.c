@@ -1,9 +1,5 @@
 /* test_opt.c - the option table: every type, every source, every kind of error. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <limits.h>
 #include <stdio.h>

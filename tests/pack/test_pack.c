@@ -1,9 +1,5 @@
 /* test_pack.c - packed state comes back with the same bits, and damage stays inside its bounds. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,14 +1,9 @@
 /* remotetest.c - see remotetest.h. */
 #include "remotetest.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 
 const struct st_ctx rt_context = {.base = 5, .own = 6};

@@ -1,12 +1,8 @@
 /* Entries of the list of erasures are decoded as they were encoded. All other bytes are refused. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "store/remote/erasure.h"
 

@@ -2,17 +2,12 @@
  * fetched and refused, and the counters. The Redis is sim/fake_redis.h. Each server has a
  * store in memory. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"

@@ -1,10 +1,6 @@
 /* test_remote_erase.c - erasures reach the Redis and every server that shares it, also servers that
  * come later or were away. The Redis is sim/fake_redis.h. */
 #include <limits.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,8 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"

@@ -1,12 +1,8 @@
 /* The pace of a shared remote tier: when a fetch is worth its time, how long a request waits for
  * it, and how long a failed remote rests. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "store/remote/remote_pace.h"
 
 static enum remote_choice choose(const struct remote_view *v, const struct remote_pace *p,

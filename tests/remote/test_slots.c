@@ -1,13 +1,9 @@
 /* Redis Cluster: the slot of a key, the server of a slot, and the parsing of redirections. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "redis/slots.h"
 
 static const struct slots_node self = {"seed", 7000};

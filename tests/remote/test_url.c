@@ -1,13 +1,9 @@
 /* The address of a shared tier: which forms are accepted and refused, and that no message contains
  * the password. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "store/remote/names.h"
 #include "redis/url.h"
 

@@ -1,16 +1,11 @@
 /* numerics.c - see numerics.h. */
 #include "tests/restore/numerics.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/pool.h"

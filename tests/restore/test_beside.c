@@ -1,10 +1,6 @@
 /* test_beside.c - the shares of time that restores and prompts may take beside decodes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

@@ -11,14 +11,10 @@
  * - No copy of a superseded chunk is found.
  * - A damaged chunk is condemned once, and no other chunk is.
  * - At the end the tier's counts agree with its content. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <pthread.h>
 
 #include "base/clock.h"

@@ -1,11 +1,7 @@
 /* test_correction.c - a correction converges, is bounded, and does not trust a single outlier. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

@@ -4,15 +4,11 @@
  * bound that is off by one, or a term that is missing from a sum, may keep every rule. So the
  * decisions themselves are compared with golden files (tests/base/golden.h). A change that is meant
  * to change decisions writes the files anew; its diff shows each decision that is different. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/mem.h"

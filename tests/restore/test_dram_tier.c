@@ -1,15 +1,10 @@
 /* The platform's tier for copies in DRAM, and mixed contexts: a prefix in DRAM, the rest on the
  * disk. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/err.h"
 #include "base/rng.h"
 #include "restore/dram_tier.h"

@@ -1,9 +1,5 @@
 /* The block pool and block tables: counts, reuse, exhaustion, and random walks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -8,14 +8,9 @@
  *
  * By default the test runs lives for evenly spread n; HCACHE_MEMORY=all runs every n. The
  * allocations are those of the program and of SQLite (memtest.h). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/step.h"
 #include "tests/base/memtest.h"
 #include "tests/restore/life.h"

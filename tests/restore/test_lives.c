@@ -5,17 +5,12 @@
  * into it; with HCACHE_LOSSY=1 that in which many reads fail.  HCACHE_CAMPAIGN_OUT=FILE receives
  * the counts, one "name: number" per line, for the table that `make crash` prints.  A violation
  * prints its seed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/step.h"
 #include "save/bugs.h"
 #include "tests/restore/life.h"

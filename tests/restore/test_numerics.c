@@ -1,15 +1,10 @@
 /* test_numerics.c - a state's bits change only together with a declared version, and all
  * instruction sets of the CPU backend compute the same bits. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "tensor/tensor.h"
 #include "tests/restore/numerics.h"
 

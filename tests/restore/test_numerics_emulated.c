@@ -4,14 +4,9 @@
  * In "fast" mode a real device computes large products with cuBLAS.  Here plain loops of the
  * emulation compute them, so the digests watch everything else: products of few rows, attention,
  * norms and rotations. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "tests/restore/numerics.h"
 
 #define FAMILY(name) "tests/model/golden/families/" name

@@ -1,10 +1,6 @@
 /* test_plan.c - plans by mode, forced plans, the numbers of the HCache paper, and ranges with
  * different records. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,10 +1,6 @@
 /* test_plan_check.c - a forced plan follows its letters as far as the records allow. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <string.h>
 
 #include "restore/plan.h"

@@ -1,15 +1,11 @@
 /* test_plan_cut.c - how many ranges of a chain are restored: compares plan_best_prefix with a full
  * search for every number of ranges. `test_plan_cut check` compares chains of 80 layers and 300
  * ranges, and times the planning (make plan-check). */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "restore/pipeline.h"

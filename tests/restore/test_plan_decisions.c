@@ -5,15 +5,11 @@
  * plan is as good or nearly so. Here every number of a plan is compared with a golden file, and so
  * is the number of steps that a complete search takes. A change that is meant to change plans
  * writes the files anew (tests/base/golden.h). Its diff shows each plan that is different. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "restore/pipeline.h"

@@ -3,11 +3,7 @@
  * Brute force does not use Johnson's rule. It tries every admissible assignment of letters and
  * every order of reads, and times them with the event simulation.  HCACHE_PLANS=N compares N times
  * as many instances. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

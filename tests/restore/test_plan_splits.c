@@ -1,12 +1,8 @@
 /* test_plan_splits.c - contexts that have lost some of their records: the cost of short runs of
  * chunks (splits), plans that avoid it, and restores that teach it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

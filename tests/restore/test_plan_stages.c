@@ -4,11 +4,7 @@
  *
  * The second simulation goes tick by tick. Times are whole numbers, and in each tick a lane works
  * or is idle. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,9 +1,5 @@
 /* test_platform.c - platforms: their text form, its validation, and the built-in machines. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,12 +1,8 @@
 /* test_prefix.c - the tree of blocks, compared with a plain list of all its nodes. After every
  * change each look-up equals a comparison with all nodes. The victim is the leaf that was used
  * least recently. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <string.h>
 
 #include "base/rng.h"

@@ -4,18 +4,13 @@
  * The linker redirects the program's calls of the clock here (PROFILE_CLOCK in the Makefile). */
 #include <errno.h>
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "restore/profile.h"

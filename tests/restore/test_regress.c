@@ -1,12 +1,8 @@
 /* test_regress.c - the fit recovers the coefficients of the samples, and never has a negative cost.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <math.h>
 
 #include "base/rng.h"

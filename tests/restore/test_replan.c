@@ -1,11 +1,6 @@
 /* test_replan.c - which layers change their kind of record during a restore. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "restore/replan.h"
 

@@ -4,11 +4,7 @@
  * which reads a job makes and in which order, the fields of results, and the moments at which a
  * restore is ready, raced or staged. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -3,11 +3,7 @@
  *
  * The remote has no threads: the test reads the fetches that were begun, and ends them itself. The
  * store is real and in memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <pthread.h>
 #include <stdio.h>

@@ -4,11 +4,7 @@
  * restore: layer 0 is being read, and the other layers may still change. Unless a case says
  * otherwise, reading a layer takes 1 s as hidden states and 2 s as K and V. Projecting a layer
  * takes 1 s, and K and V need no compute. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <pthread.h>
 #include <stdlib.h>

@@ -3,11 +3,7 @@
  *
  * The test calls the steps itself. The store is in memory, so a read is complete at the next
  * step. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <pthread.h>
 #include <stdlib.h>

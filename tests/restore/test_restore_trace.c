@@ -1,11 +1,6 @@
 /* test_restore_trace.c - the spans of a trace: adjacent ones are joined, none overlap, and their
  * number is bounded. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/restore_trace.h"
 
 static struct restore_trace t;

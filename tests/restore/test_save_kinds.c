@@ -1,11 +1,7 @@
 /* test_save_kinds.c - which kinds of record are saved: by forced letters, as planned, and for
  * restores beside decodes. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <string.h>
 
 #include "restore/save_kinds.h"

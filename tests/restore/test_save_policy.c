@@ -1,13 +1,8 @@
 /* test_save_policy.c - which kinds of state are written: given by a name, by letters, or chosen
  * from plans. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/save_policy.h"
 #include "tests/engine/enginetest.h"
 

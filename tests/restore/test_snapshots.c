@@ -1,12 +1,7 @@
 /* test_snapshots.c - the decisions of snapshots.h: where snapshots are taken, and which go
  * first. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/snapshots.h"
 
 /* Writes the places of a whole context of n tokens, whose prompt has `prompt`. Returns how many. */

@@ -1,13 +1,8 @@
 /* test_stall.c - when a restore stops waiting for reads, and whether it then races or leaves
  * them. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/stall.h"
 
 /* Recomputing takes a second. 2 of 10 reads came back within 10 ms, and none since then. */

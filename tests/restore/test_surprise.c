@@ -1,11 +1,6 @@
 /* test_surprise.c - which predictions missed, and the cause that is named. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/surprise.h"
 
 static const struct surprise_times predicted = {0.100, 0.090, 0.040};

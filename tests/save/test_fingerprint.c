@@ -1,15 +1,10 @@
 /* test_fingerprint.c - the fingerprint covers everything that determines a state's bits, and
  * nothing else. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "model/matrix_types.h"
 #include "base/pool.h"
 #include "model/gguf_types.h"

@@ -1,13 +1,9 @@
 /* test_repack.c - packing stored chunks later: the same numbers in less room, in every kind of
  * store, with nothing evicted for it, and nothing brought back that was erased. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "pack/pack.h"
 #include "save/repack.h"

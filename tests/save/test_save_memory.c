@@ -1,13 +1,8 @@
 /* test_save_memory.c - memory for chunks to be saved: the first gap that is large enough is taken,
  * and nothing beyond the bound. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "save/save_memory.h"
 
 enum { A = SAVE_MEMORY_ALIGN };

@@ -1,18 +1,13 @@
 /* test_saver.c - two-stage saving.  Rows handed to the saver come back bit for bit, callers never
  * wait when they must not, and a fault ends saving with one warning and no other effect. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/mem.h"

@@ -1,15 +1,12 @@
 /* test_seal.c - sealed bytes equal an independent program's, and only their own seal opens them. */
 #include "seal/seal_file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 enum { N = 100, SEALED = N + SEAL_BYTES };
 

@@ -1,10 +1,6 @@
 /* test_auth.c - valid keys are accepted, everything else is refused, and each key has its own salt.
  * Also the framing of events. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <string.h>

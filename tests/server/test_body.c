@@ -1,15 +1,10 @@
 /* test_body.c - bodies of requests: which are accepted and refused. The bytes of all bodies and
  * parsed values together are counted until they are freed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "server/auth.h"
 #include "server/body.h"

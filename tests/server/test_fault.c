@@ -4,13 +4,9 @@
 #include "api/provenance.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* Client libraries choose their exceptions by status and type. */
 static const struct {

@@ -1,9 +1,5 @@
 /* test_guesses.c - how long answers to wrong keys are delayed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>

@@ -1,18 +1,13 @@
 /* test_keep.c - the code that all routes of kept conversations share: faults, pages of a list,
  * times to live, the check for changes of the system's clock, and what is tidied when. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "server/keep.h"

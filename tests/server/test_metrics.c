@@ -1,14 +1,9 @@
 /* test_metrics.c - the text of /metrics: each counter has its line, with its value. Every
  * counter of the input differs from all others. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "server/metrics.h"
 
 static const struct hcache_stats stats = {

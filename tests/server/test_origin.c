@@ -1,9 +1,5 @@
 /* test_origin.c - a web page's requests are accepted only if the server's rules allow the page. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

@@ -1,10 +1,6 @@
 /* test_tenants.c - the counters of each API key. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <string.h>
 

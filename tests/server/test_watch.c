@@ -1,18 +1,13 @@
 /* test_watch.c - the watcher: when it closes a connection, when it notices that a client has gone,
  * and when alarms ring. The test moves the clock. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "server/watch.h"
 
 #define SECOND ((int64_t)1000000000)

@@ -1,9 +1,5 @@
 /* test_worker.c - which worker thread takes which body, and that no call is lost. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdlib.h>
 #include <sys/resource.h>

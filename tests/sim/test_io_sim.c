@@ -1,17 +1,12 @@
 /* The simulated disk: which data survive a crash, what faults do, and that the seed decides
  * everything. */
-#include <stdarg.h>
-#include <setjmp.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <errno.h>
 #include <pthread.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "io/io.h"
 #include "sim/io_sim.h"

@@ -1,12 +1,7 @@
 /* test_replay.c - the simulated cache, and the behaviour of policies under the simulated loads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "sim/closed.h"
 #include "sim/replay.h"

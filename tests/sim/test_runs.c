@@ -2,15 +2,10 @@
  *
  * test_replay.c says how policies compare. Here every number of seeded loads and of short runs is
  * compared with a golden file (tests/base/golden.h), so that no count is off by a little. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "sim/cache.h"

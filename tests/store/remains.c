@@ -1,14 +1,11 @@
 /* remains.c - see remains.h. */
 #include "remains.h"
 
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"

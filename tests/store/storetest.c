@@ -2,16 +2,13 @@
 
 #include "seal/seal.h"
 
-#include <stdarg.h>
 #include <errno.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/check.h"
 #include "base/mem.h"

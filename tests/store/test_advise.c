@@ -1,11 +1,6 @@
 /* test_advise.c - contexts and bytes that were used within a time. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "store/advise.h"
 #include "storetest.h"

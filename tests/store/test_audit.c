@@ -2,15 +2,10 @@
  *
  * The test changes one number in memory at a time.  The audit must report each disagreement, and
  * report none when the number is put back. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "store/store_impl.h"
 #include "storetest.h"
 

@@ -4,14 +4,11 @@
  * Every length and number is refused or bounded, nothing wrong is served, and nothing is lost that
  * other metadata still describes.  docs/PROMISES.md has the table of bounds. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"

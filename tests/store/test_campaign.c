@@ -3,14 +3,11 @@
  * HCACHE_CAMPAIGN=N tries N images in all (1,200 by default); HCACHE_CRASH_SEED=S starts at another
  * seed; HCACHE_CAMPAIGN_OUT=FILE receives the counts, a "name: number" per line, for the table that
  * `make crash` prints.  A failure prints what reproduces it. */
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "crashrun.h"
 

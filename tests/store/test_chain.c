@@ -1,12 +1,7 @@
 /* test_chain.c - the keys of a context depend on its tokens, its model and its salt only. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "store/chain.h"
 
 enum { N = 64 * 5 + 17 };

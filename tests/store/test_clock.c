@@ -1,16 +1,11 @@
 /* test_clock.c - while a store is open, the system's clock is set back by a year and forward by ten
  * years. That changes neither which chunk is evicted, nor which pins hold, nor what is recorded. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "storetest.h"
 

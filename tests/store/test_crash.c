@@ -1,12 +1,9 @@
 /* Power loss at every operation of a life, and known bugs that lives under a seed must catch.
  * (test_campaign runs lives in which no bug is injected.)  A failure prints what reproduces it. */
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "crashrun.h"
 #include "store/bugs.h"

@@ -7,14 +7,11 @@
  * HCACHE_FLIPS=N tries N flips per kind of file instead of a few hundred, and 2 N in the data.
  * HCACHE_CAMPAIGN_OUT=FILE receives the counts. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"

@@ -1,14 +1,11 @@
 /* test_erase.c - erasing: an erased chunk is absent, leaves no readable byte in any file of the
  * store, and takes no other chunk with it, at whatever moment power fails. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"

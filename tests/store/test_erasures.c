@@ -2,14 +2,11 @@
  * comes back, however late the request appends it. Other chunks are not refused. */
 #include <errno.h>
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "remains.h"
 #include "storetest.h"

@@ -1,10 +1,5 @@
 /* test_expiry.c - the heap of expiry times, compared with a list that is searched. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "store/catalog.h"
 #include "store/expiry.h"

@@ -5,16 +5,11 @@
  * rebuilds. Each failure is reported. The next opening finds everything acknowledged, and no wrong
  * byte is read. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "sim/io_sim.h"
 #include "tests/store/storetest.h"
 

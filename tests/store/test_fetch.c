@@ -1,15 +1,10 @@
 /* test_fetch.c - a fetch from a disk that does not answer is given up when the store's limit has
  * passed since the last answer, and no earlier. The test moves the clock. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "sim/io_sim.h"
 #include "store/store_impl.h"

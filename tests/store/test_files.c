@@ -1,16 +1,13 @@
 /* test_files.c - the store's files. The cap bounds the files and not only the extents. A directory
  * that is removed under a running store is noticed. A single chunk can be verified. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "io/io.h"
 #include "sim/io_sim.h"

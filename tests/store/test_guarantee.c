@@ -1,14 +1,11 @@
 /* test_guarantee.c - guaranteed chunks. Nothing evicts them. A guarantee that cannot be given is
  * refused, and the message gives the numbers. Only a caller ends a guarantee; every other end is
  * counted. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "sim/io_sim.h"
 #include "storetest.h"

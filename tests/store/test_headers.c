@@ -1,14 +1,11 @@
 /* test_headers.c - damage in a chunk's header only. Serving the chunk finds the damage, and saving
  * the chunk again repairs it. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "sim/io_sim.h"
 #include "storetest.h"
 #include "store/store_impl.h"

@@ -1,12 +1,7 @@
 /* test_held.c - the set of held names, compared with an array of counts. The table is small, so
  * that names collide. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "store/held.h"
 

@@ -1,10 +1,6 @@
 /* test_index.c - the index keeps every committed field of its rows, pins and places. It keeps
  * nothing of a transaction in which a statement failed, and accepts no row that makes no sense. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

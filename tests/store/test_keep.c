@@ -1,14 +1,11 @@
 /* test_keep.c - what eviction must respect: lasting pins, quotas and partial chunks. Also the
  * counts of all of these. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"

@@ -6,15 +6,12 @@
  * HCACHE_MANY=N makes N chunks instead of 200,000 (making a million takes a while); the bound is in
  * proportion.  The index is filled directly and the segments are sparse: opening reads no data. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/rng.h"

@@ -3,16 +3,11 @@
  * The store reports the error, leaks nothing (under the address sanitizer), loses nothing
  * acknowledged, reads no wrong byte, and works again once there is memory. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "tests/base/memtest.h"
 #include "tests/store/storetest.h"

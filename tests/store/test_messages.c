@@ -1,17 +1,12 @@
 /* test_messages.c - what a store tells the person at the terminal when it repairs, rebuilds or
  * postpones something. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/log.h"
 #include "io/io.h"
 #include "sim/io_sim.h"

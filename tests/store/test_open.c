@@ -1,8 +1,6 @@
 /* test_open.c - opening an existing store: locks, directories that do not belong together,
  * versions, a lost index; and failing devices: full, failing syncs, failing reads. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"

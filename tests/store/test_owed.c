@@ -2,14 +2,11 @@
  * the erasure is noted in a file. The next opening that can write carries it out, at whatever
  * moment power fails. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"

@@ -1,13 +1,9 @@
 /* test_parcel.c - parcels: whole chunks outside of a store. A chunk is read from a store as it was
  * saved, a parcel proves which chunk it is, and any other store can take it. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"

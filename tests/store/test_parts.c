@@ -1,12 +1,9 @@
 /* The store's pure parts, each by itself: keys, extent header, superblock, allocator, catalog. */
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/rng.h"

@@ -1,12 +1,7 @@
 /* test_placement.c - the victims of a full tier, compared with a linear search. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "store/placement.h"
 

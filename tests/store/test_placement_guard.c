@@ -1,10 +1,6 @@
 /* test_placement_guard.c - the room that the guard leaves for losses, compared with the definition
  * in its header. The definition is computed from a log of all events. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 

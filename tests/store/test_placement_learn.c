@@ -4,11 +4,7 @@
  * The loads have exponential times between uses. Then the rate of a class equals its index at every
  * age, so the right answers are known without the policy's arithmetic. Counts taken from the sample
  * are compared with counts over all items. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <math.h>
 #include <stdlib.h>

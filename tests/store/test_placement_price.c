@@ -1,12 +1,7 @@
 /* test_placement_price.c - the value of holding state, per byte. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "restore/platform.h"
 #include "store/placement_price.h"
 #include "engine/view.h"

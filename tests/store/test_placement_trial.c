@@ -1,14 +1,10 @@
 /* test_placement_trial.c - the miniature caches of LRU and of `ours`, and the judgement between
  * them, on loads for which the better policy is known. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "store/placement_trial.h"
 

@@ -2,14 +2,9 @@
  *
  * The keys lie in the middle of a larger array.  The one before them and the one behind them would
  * both change the result. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "storetest.h"
 #include "store/store_impl.h"

@@ -1,13 +1,8 @@
 /* Which chunk of which waiting request is brought to memory next. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "store/read_ahead.h"
 
 /* A want whose chunks are letters: n is not stored, h is in memory or held, d is only on the disk,

@@ -2,17 +2,12 @@
  * than any internal buffer, reads that are refused, and readers that are closed while the device
  * works. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/hash.h"
 #include "base/mem.h"

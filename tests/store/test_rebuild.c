@@ -1,13 +1,11 @@
 /* test_rebuild.c - a new index is made from the extents' headers. A marker is written before the
  * old index is removed, and removed last. The new index has every intact chunk. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
+#include "tests/unit.h"
 #include <sqlite3.h>
 
 #include "base/mem.h"

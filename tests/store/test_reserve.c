@@ -1,14 +1,11 @@
 /* test_reserve.c - a full disk: erasing and gc use the reserve and free space, saving does not use
  * the reserve, and opening works. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"
 #include "storetest.h"

@@ -1,14 +1,10 @@
 /* test_sealed.c - an encrypted store: no file shows text, state, or names of chunks and owners, and
  * no other key opens it. (Crashes and damage: test_campaign, test_damage.) */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "remains.h"

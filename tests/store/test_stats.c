@@ -1,14 +1,9 @@
 /* test_stats.c - each number of the statistics and each field of a listing, after a short life of a
  * store on two devices.  The sizes were added up by hand from docs/STORE_FORMAT.md. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "io/io.h"
 #include "storetest.h"

@@ -3,13 +3,10 @@
  * Committed chunks are found and bit-equal; uncommitted ones are not found.  Also covered: sharing,
  * backfill, cap and eviction, and reopening. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "storetest.h"
 

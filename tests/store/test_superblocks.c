@@ -1,13 +1,10 @@
 /* test_superblocks.c - damaged copies of a superblock, and formats of other versions. */
 #include <errno.h>
-#include <stdarg.h>
-#include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "sim/io_sim.h"

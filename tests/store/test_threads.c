@@ -4,15 +4,12 @@
  * Equal chunks are stored once, nothing wrong is read, and the audit agrees at the end.  The test
  * is also meant for VARIANT=tsan. */
 #include <pthread.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "io/io.h"

@@ -1,13 +1,10 @@
 /* test_total.c - the cap bounds all files of a store: segments, superblocks, index, log and reserve
  * together stay below it after every commit.  docs/STORE_FORMAT.md has the shares. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "sim/io_sim.h"
 #include "storetest.h"

@@ -2,14 +2,9 @@
  * arithmetic is compared with the definition, token by token, for every window up to 4,096 tokens,
  * every step and every number of kept tokens. */
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "engine/view.h"
 #include "store/truncation.h"
 

@@ -1,12 +1,9 @@
 /* test_ttl.c - times to live: a chunk expires a given time after its last use.  A shared chunk has
  * the longest time of its users.  Times survive restarts. */
-#include <setjmp.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/clock.h"
 #include "base/rng.h"
 #include "storetest.h"

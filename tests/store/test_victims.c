@@ -1,13 +1,8 @@
 /* test_victims.c - which chunks a store under a cap evicts; store/placement.h has the rules. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "sim/cache.h"
 #include "store/store_impl.h"

@@ -6,11 +6,7 @@
 #ifndef TESTS_TENSOR_FETCH_LOG_H
 #define TESTS_TENSOR_FETCH_LOG_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* An address, 0 for reading, and the cache that it is prefetched into: 3 for L1, 2 for L2. */
 struct fetch_note {

@@ -2,12 +2,7 @@
 #ifndef TESTS_TENSOR_RIG_H
 #define TESTS_TENSOR_RIG_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "tensor/ops.h"
 

@@ -1,13 +1,8 @@
 /* test_carve.c - compares an allocator of parts of a large piece of memory with a map of its pages.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/rng.h"
 #include "cuda/carve.h"
 

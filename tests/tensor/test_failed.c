@@ -1,10 +1,6 @@
 /* test_failed.c - an operation on a stream that has failed returns the failure, and misuse of an
  * operation is asserted, on every device. File readers pass calls on. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,8 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/pool.h"
 #include "tensor/device.h"
 #include "tensor/ops.h"

@@ -1,15 +1,10 @@
 /* test_group.c - a device group: memory on every rank, exchanges, copies and faults.  The ranks are
  * processes, which are threads here. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "base/rng.h"
 #include "tensor/device.h"

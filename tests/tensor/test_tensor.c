@@ -1,9 +1,5 @@
 /* test_tensor.c - element types, buffers, streams and events on the CPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <math.h>

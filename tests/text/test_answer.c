@@ -1,14 +1,9 @@
 /* test_answer.c - thoughts, text and calls of every family, whole and cut at every byte. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "text/answer.h"
 
 static struct json *tools;

@@ -6,14 +6,10 @@
 #include "base/textbuf.h"
 #include "text/answer.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static struct json *read_json(const char *path)
 {

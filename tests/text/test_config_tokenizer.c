@@ -5,15 +5,11 @@
 #include "base/mem.h"
 #include "tests/base/tempdir.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static struct tokenizer_config parse(const char *text)
 {

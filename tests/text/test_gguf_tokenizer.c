@@ -6,14 +6,10 @@
 #include "tests/model/gguf_bytes.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* --- making files ------------------------------------------------------------------------- */
 

@@ -5,15 +5,11 @@
 
 #include "base/file.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 enum { FLAGS = TOKENIZER_PARSE_SPECIAL | TOKENIZER_GUARDED };
 

@@ -1,10 +1,6 @@
 /* test_tokenizer_gguf.c - the tokenizer in a GGUF file: named tokens, the template, and the tokens
  * of a text. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -12,15 +12,11 @@
 #include "text/tokenizer.h"
 #include "tests/base/shareddata.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static void fail_ids(const char *what, const char *text, const struct json *want,
                      const int32_t *ids, size_t n)

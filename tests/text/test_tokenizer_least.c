@@ -1,10 +1,6 @@
 /* test_tokenizer_least.c - the lower bound on the number of a text's tokens never exceeds that
  * number. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,16 +1,11 @@
 /* test_tokenizer_memory.c - a text for which memory does not suffice fails alone with -ENOMEM. The
  * process survives, and the next text is tokenized. */
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include <cmocka.h>
-
+#include "tests/unit.h"
 #include "base/mem.h"
 #include "jinja/jinja.h"
 #include "text/tokenizer.h"

@@ -13,7 +13,7 @@ PLACES = [
     (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/io/vfs\.c|src/store/index\.c|src/api/conversation[^/]*", None),
     (r"jansson\.h", r"src/base/json.*", None),
     (r"microhttpd\.h", r"src/server/.*", None),
-    (r"pcre2\.h|utf8proc\.h", r"src/text/.*token.*|src/api/items\.c|lib/grammar/regex\.c|tests/grammar/test_regex\.c", None),
+    (r"pcre2\.h|utf8proc\.h", r"lib/bpe/.*token.*|src/api/items\.c|lib/grammar/regex\.c|tests/grammar/test_regex\.c", None),
     (r"xxhash\.h|xxh_x86dispatch\.h|openssl/.*|isa-l.*", r"src/base/hash\.c|lib/seal/seal\.c", None),
     (r"openssl/(err|ssl|x509v3)\.h", r"lib/redis/tls\.c", 1),
     (r"hiredis/.*", r"lib/redis/redis\.c", 1),
@@ -21,7 +21,7 @@ PLACES = [
     (r"curl/curl\.h", r"bench/http_load\.c|apps/http_client\.c", 2),
     (r"histedit\.h", r"apps/line_reader\.c", 1),
     (r"cblas\.h|openblas.*", r"bench/.*", None),
-    (r"cmocka\.h", r"tests/.*", None),
+    (r"cmocka\.h", r"tests/unit\.h", 1),
     (r"sqlite3\.h|jansson\.h", r"tests/.*", None),
 ]
 SYSTEM = set("""

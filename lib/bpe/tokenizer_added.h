@@ -1,10 +1,10 @@
 /* tokenizer_added.h - finds added tokens ("<|im_end|>") in a text.
  *
  * Of all tokens that begin at the leftmost place, the longest is taken.  A finder is immutable. */
-#ifndef TEXT_TOKENIZER_ADDED_H
-#define TEXT_TOKENIZER_ADDED_H
+#ifndef BPE_TOKENIZER_ADDED_H
+#define BPE_TOKENIZER_ADDED_H
 
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 struct added_finder;
 

@@ -1,17 +1,13 @@
 /* test_tokenizer_json.c - tokenizer files: the parts that are read, and the messages of refusals.
  */
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 #include "base/rng.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 /* A file with a good model; `rest` holds its other members. */
 #define VOCAB                "\"vocab\": {\"<unk>\": 0, \"a\": 1, \"b\": 2, \"ab\": 3, \"abb\": 5}"

@@ -3,11 +3,11 @@
  * Steps run in the order of the tokenizer's file; each cuts the pieces of the one before, and never
  * looks beyond a piece's ends.  Some steps change the text (a space in front, metaspaces for
  * spaces), so pieces may point into a copy of the text. */
-#ifndef TEXT_PRETOKENIZE_H
-#define TEXT_PRETOKENIZE_H
+#ifndef BPE_PRETOKENIZE_H
+#define BPE_PRETOKENIZE_H
 
 #include "base/err.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,11 +4,11 @@
  * space in front of each piece, replace spaces by metaspaces, write bytes in the byte-level
  * alphabet. The last is used only if another step follows a ByteLevel step (falcon): pieces are
  * then converted back to bytes at the end. */
-#include "text/pretokenize.h"
+#include "bpe/pretokenize.h"
 
 #include "base/mem.h"
-#include "text/bpe_bytes.h"
-#include "text/pretokenize_regex.h"
+#include "bpe/bpe_bytes.h"
+#include "bpe/pretokenize_regex.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* bpe_bytes.c - see bpe_bytes.h. */
-#include "text/bpe_bytes.h"
+#include "bpe/bpe_bytes.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  * All four lists have the same form in the file: null, one object with a "type", or a Sequence of
  * such objects. Each list has a table with one short function per type; an unknown type is refused.
  */
-#include "text/tokenizer_steps.h"
+#include "bpe/tokenizer_steps.h"
 
 #include <string.h>
 

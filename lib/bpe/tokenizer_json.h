@@ -3,7 +3,7 @@
  * The input is tokenizer.json (Hugging Face `tokenizers`), or the older pair vocab.json +
  * merges.txt. The result is one struct: a vocabulary, a ranked list of merges, added tokens, and
  * short typed lists of the other steps.  Nested Sequences are flattened.  This module does not
- * tokenize; text/tokenizer does.
+ * tokenize; text/tokenizer.h does.
  *
  * Only BPE models are supported.  A step, an option or a value that would change ids and is not
  * listed below is refused with ERR_UNSUPPORTED and its name.  `truncation` and `padding` are
@@ -15,8 +15,8 @@
  *   1. every id lies in [0, n_ids) and names one token; ids may be unused;
  *   2. every merge names three tokens of the vocabulary, and joined = left + right as text;
  *   3. every string is valid UTF-8. */
-#ifndef TEXT_TOKENIZER_JSON_H
-#define TEXT_TOKENIZER_JSON_H
+#ifndef BPE_TOKENIZER_JSON_H
+#define BPE_TOKENIZER_JSON_H
 
 #include "base/err.h"
 #include "base/slots.h"

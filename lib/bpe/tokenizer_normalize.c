@@ -1,15 +1,41 @@
 /* tokenizer_normalize.c - see tokenizer_normalize.h. */
-#include "text/tokenizer_normalize.h"
+#include "bpe/tokenizer_normalize.h"
 
 #include "base/mem.h"
-#include "text/pretokenize_regex.h"
-#include "text/tokenizer_impl.h"
+#include "bpe/pretokenize_regex.h"
 
 #include <errno.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
+
+char *tokenizer_replace(void *(*get)(size_t n), const char *s, size_t n,
+                        const struct tokenizer_text *pattern,
+                        const struct tokenizer_text *with, size_t *n_out)
+{
+    size_t cap = n;
+    for (size_t i = 0; with->n > pattern->n && i + pattern->n <= n;) {
+        bool found = memcmp(s + i, pattern->s, pattern->n) == 0;
+        cap += found ? with->n - pattern->n : 0;
+        i += found ? pattern->n : 1;
+    }
+    char *out = get(cap + 1);
+    size_t len = 0;
+    if (out == NULL)
+        return NULL;
+    for (size_t i = 0; i < n;) {
+        if (n - i >= pattern->n && memcmp(s + i, pattern->s, pattern->n) == 0) {
+            memcpy(out + len, with->s, with->n);
+            len += with->n;
+            i += pattern->n;
+        } else {
+            out[len++] = s[i++];
+        }
+    }
+    *n_out = len;
+    return out;
+}
 
 /* A text that a step replaces: the step frees the old one. */
 struct text {

@@ -1,5 +1,5 @@
 /* bpe.c - see bpe.h. */
-#include "text/bpe.h"
+#include "bpe/bpe.h"
 
 #include "base/hash.h"
 #include "base/mem.h"
@@ -7,7 +7,7 @@
 #include "base/rng.h"
 #include "base/slots.h"
 #include "base/utf8.h"
-#include "text/bpe_bytes.h"
+#include "bpe/bpe_bytes.h"
 
 #include <stdatomic.h>
 #include <stdio.h>

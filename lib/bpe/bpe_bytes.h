@@ -2,8 +2,8 @@
  *
  * GPT-2 writes each byte of a token as one printable character.  A printable Latin-1 character
  * stands for itself; the other 68 bytes are U+0100, U+0101, ... in order.  So "Ġthe" is " the". */
-#ifndef TEXT_BPE_BYTES_H
-#define TEXT_BPE_BYTES_H
+#ifndef BPE_BPE_BYTES_H
+#define BPE_BPE_BYTES_H
 
 #include <stdbool.h>
 #include <stddef.h>

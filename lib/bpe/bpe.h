@@ -13,11 +13,11 @@
  * on it.  Measured on English, in one run on a busy machine: 12.8 instead of 6.0 MB/s with Qwen3's
  * tokenizer, 16.6 instead of 6.8 with GPT-2's.  Cutting SentencePiece text into words (bpe.c) gives
  * another factor of 6. */
-#ifndef TEXT_BPE_H
-#define TEXT_BPE_H
+#ifndef BPE_BPE_H
+#define BPE_BPE_H
 
 #include "base/err.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,15 +1,11 @@
 /* test_pretokenize.c - how each step cuts and rewrites a text. The pieces of the behaviours are
  * those that the tokenizers library documents for the text "the-final--countdown". */
-#include "text/pretokenize.h"
+#include "bpe/pretokenize.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 enum { MOST = 1 << 20 };
 

@@ -17,7 +17,7 @@
  * Everything else is refused: . ^ $, other anchors, \w \b \h \v and the like, back-references,
  * look-behind, nested classes, && and POSIX classes, {,n}.  A pattern that matches the empty text
  * is refused, too: transformers cuts there and this program would not. */
-#include "text/pretokenize_regex.h"
+#include "bpe/pretokenize_regex.h"
 
 #include "base/mem.h"
 

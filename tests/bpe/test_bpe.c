@@ -1,19 +1,15 @@
 /* test_bpe.c - byte pair encoding against its definition: the best pair is merged, the leftmost of
  * equals first. Random vocabularies, and text that a vocabulary lacks. */
-#include "text/bpe.h"
+#include "bpe/bpe.h"
 
 #include "base/mem.h"
 #include "base/rng.h"
-#include "text/tokenizer_steps.h"
+#include "bpe/tokenizer_steps.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 #define META "\xE2\x96\x81"
 

@@ -1,6 +1,6 @@
 /* tokenizer_json.c - see tokenizer_json.h: vocabulary, merges and added tokens.  tokenizer_steps.c
  * reads the other steps. */
-#include "text/tokenizer_steps.h"
+#include "bpe/tokenizer_steps.h"
 
 #include "base/hash.h"
 #include "base/mem.h"

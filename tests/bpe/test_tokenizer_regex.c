@@ -1,14 +1,10 @@
 /* test_tokenizer_regex.c - which expressions are accepted, their matches, and refusals. */
-#include "text/bpe_bytes.h"
-#include "text/pretokenize_regex.h"
+#include "bpe/bpe_bytes.h"
+#include "bpe/pretokenize_regex.h"
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <cmocka.h>
+#include "tests/unit.h"
 
 static void expect_match(const char *pattern, bool literal, const char *text, int begin,
                          int end)

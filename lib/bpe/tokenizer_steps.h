@@ -1,10 +1,10 @@
 /* tokenizer_steps.h - shared by the files that fill a struct tokenizer_json; only they include it.
  */
-#ifndef TEXT_TOKENIZER_STEPS_H
-#define TEXT_TOKENIZER_STEPS_H
+#ifndef BPE_TOKENIZER_STEPS_H
+#define BPE_TOKENIZER_STEPS_H
 
 #include "base/json.h"
-#include "text/tokenizer_json.h"
+#include "bpe/tokenizer_json.h"
 
 /* Reads the normalizers, pre-tokenizers, decoders and the template; the vocabulary is already read.
  */

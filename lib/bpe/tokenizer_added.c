@@ -3,7 +3,7 @@
  * There are few added tokens, and most begin with '<', which is rare in text.  Entries are sorted
  * by first byte and then by length, the longest first, so a byte that begins no token is skipped at
  * once. */
-#include "text/tokenizer_added.h"
+#include "bpe/tokenizer_added.h"
 
 #include "base/mem.h"
 #include "base/utf8.h"

@@ -4,8 +4,8 @@
  * means the same in PCRE2 (with UTF and UCP) or can be rewritten so that it does; others are
  * refused by name.
  * pretokenize_regex.c has the list. */
-#ifndef TEXT_PRETOKENIZE_REGEX_H
-#define TEXT_PRETOKENIZE_REGEX_H
+#ifndef BPE_PRETOKENIZE_REGEX_H
+#define BPE_PRETOKENIZE_REGEX_H
 
 #include "base/err.h"
 
