@@ -2,6 +2,7 @@
 #include "engine/seq.h"
 #include "engine/stairs.h"
 
+#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,9 @@
 #include "save/saver.h"
 #include "engine/view.h"
 #include "restore/snapshots.h"
+
+/* Seconds that a request may always wait for a partial chunk on its way to the store. */
+#define TAIL_WAIT_S 0.025
 
 int seq_count(struct seq_list l, enum phase phase)
 {
@@ -211,8 +215,8 @@ static bool pin_to_continue(struct seq *s, const struct sha256 *key)
 /* Pins the stored partial chunk behind n full chunks that has the most of the prompt's next tokens:
  * that of the device's unfinished block, or the longest whose tokens the prompt has. Returns how
  * many of these tokens agree. 0: there is none, or the store has the full chunk, which is better.
- * Looks into the store's memory only. */
-static int pin_tail(struct seq *s, int n)
+ * *n_held gets how many agree with the device's block. Looks into the store's memory only. */
+static int pin_tail(struct seq *s, int n, int *n_held)
 {
     const struct view *v = &s->view;
     struct store *store = s->shared->store;
@@ -226,31 +230,53 @@ static int pin_tail(struct seq *s, int n)
     if (has_full)
         return 0;
     const struct sha256 *parent = chain_parent(&s->chain, n);
-    int n_same = kv_table_find_tail(s->shared->pool, &s->table, &v->root, v->tokens,
-                                    v->n_tokens - 1, &block, &n_block);
-    if (n_same > 0) {
+    *n_held = kv_table_find_tail(s->shared->pool, &s->table, &v->root, v->tokens,
+                                 v->n_tokens - 1, &block, &n_block);
+    if (*n_held > 0) {
         key = store_partial_key(parent, block, n_block);
         if (pin_to_continue(s, &key))
-            return n_same;
+            return *n_held;
     }
     bool found = store_find_partial(store, parent, tokens,
                                     MIN(left, STORE_CHUNK_TOKENS - 1), &key, &n_found);
     return found && pin_to_continue(s, &key) ? n_found : 0;
 }
 
+/* Returns whether to wait for the saver, which may be about to commit the partial chunk of n tokens
+ * that the device has. The wait takes at most TAIL_WAIT_S, or as long as computing these tokens. */
+static bool awaits_tail(struct seq *s, int n)
+{
+    const struct seq_shared *sh = s->shared;
+    double price_s = 0;
+    if (s->t_tail == 0) {
+        s->t_tail = clock_now_ns();
+        s->tail_mark = saver_mark(sh->saver);
+    }
+    if (sh->platform != NULL)
+        price_s = config_n_keeping(&sh->model->cfg) *
+                  platform_prefill_s(sh->platform, s->table.n_blocks * KV_BLOCK_TOKENS, n);
+    return !saver_reached(sh->saver, s->tail_mark) &&
+           (double)(clock_now_ns() - s->t_tail) * 1e-9 < MAX(price_s, TAIL_WAIT_S);
+}
+
 /* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is copied.
  * If the sequence is saved, it takes no more of that block than a stored partial chunk has: a chunk
- * is saved whole, and the records of the rows that are not computed come from there. */
+ * is saved whole, and the records of the rows that are not computed come from there. -EAGAIN: that
+ * chunk is on its way to the store. */
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
     const struct view *v = &s->view;
     bool saved = seq_is_saved(s);
-    int n_copied = 0, rc = 0;
+    int n_copied = 0, n_held = 0, rc = 0;
     if (!seq_may_reuse(s))
         return 0;
     int n = kv_table_take(sh->pool, &s->table, &v->root, v->tokens, v->n_tokens - 1, saved);
-    int n_tail = saved ? pin_tail(s, n) : 0;
+    int n_tail = saved ? pin_tail(s, n, &n_held) : 0;
+    if (n_tail < n_held && awaits_tail(s, n_held - n_tail)) {
+        release_pin(s);
+        return -EAGAIN;
+    }
     if (!saved || n_tail > 0)
         rc = kv_table_copy_tail(sh->pool, &s->table, sh->stream, &v->root, v->tokens,
                                 v->n_tokens - 1, &n_copied);

@@ -176,6 +176,10 @@ struct seq {
     struct seq_upcoming upcoming;
     /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
     struct store_hit pin;
+    /* When s began to wait for a partial chunk on its way to the store, and the saver's mark then;
+     * 0: it did not. */
+    int64_t t_tail;
+    uint64_t tail_mark;
     struct stairs stairs;
     struct outcome out;
     /* Prediction for the restore, by the measured profile alone. */
@@ -217,8 +221,9 @@ void seq_destroy(struct seq *s);
 bool phase_may_follow(enum phase from, enum phase to);
 
 /* WAIT: forgets the save and the pin of s, and gives s its first blocks: known ones (n_done then
- * counts their tokens), and new ones for the rest. If the pool has too few, s gets none, and false
- * is returned. s still waits: a transition to RESTORE or PREFILL follows. */
+ * counts their tokens), and new ones for the rest. If the pool has too few, or the partial chunk
+ * of a known block is about to be stored, s gets none, and false is returned. s still waits: a
+ * transition to RESTORE or PREFILL follows. */
 bool seq_take_place(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);

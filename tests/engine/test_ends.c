@@ -298,6 +298,46 @@ static void a_turn_computes_only_what_is_new(void **state)
     }
 }
 
+/* A turn comes while the end of the turn before it is still being committed. If computing the
+ * tokens of that end takes longer, the turn waits for the commit, and computes only what is new.
+ * Otherwise it does not wait for long: it computes them again. Both give the same answer. */
+static void a_turn_waits_for_the_end_of_the_turn_before(void **state)
+{
+    enum { FIRST = 100, NEXT = 130, ANSWER = 5, KNOWN = FIRST + ANSWER - 1 };
+    const struct io_sim_fault slow = {
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_SYNC, .slow_ns = 400000000};
+    uint64_t digest[2];
+    for (int waits = 0; waits < 2; waits++) {
+        int32_t prompt[NEXT];
+        struct stack k;
+        struct et_run r;
+        struct err err = {0};
+        struct io *io = et_disk(30, 0);
+        struct et_ask a = {
+            .prompt = prompt, .n_prompt = FIRST, .max_tokens = ANSWER, .save = "kv"};
+        et_prompt(prompt, NEXT, 9);
+        et_open(&k,
+                &(struct stack_opts){.io = io, .user.store = et_dirs, .user.n_store = 2});
+        et_platform(&k.platform, waits ? 10 : 1e-6, 2e-6, 1e-7, 1e9);
+        assert_int_equal(io_sim_fault_add(io, &slow), 0);
+        struct seq *first = et_add(&k, &a);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        memcpy(prompt + FIRST, seq_outcome(first)->r.token_ids, ANSWER * sizeof *prompt);
+        a.n_prompt = NEXT;
+        struct seq *next = et_add(&k, &a);
+        assert_int_equal(engine_run(k.engine, &err), 0);
+        io_sim_fault_clear(io);
+        et_take(&k, first, &r);
+        et_take(&k, next, &r);
+        assert_int_equal(r.n_cached, waits ? KNOWN : FIRST / 64 * 64);
+        assert_int_equal(r.committed / 64, (NEXT + ANSWER - 1) / 64);
+        digest[waits] = r.digest;
+        stack_close(&k);
+        io_close(io);
+    }
+    assert_int_equal(digest[0], digest[1]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -307,6 +347,7 @@ int main(void)
         cmocka_unit_test(each_request_has_its_own_shaping),
         cmocka_unit_test(blocks_before_a_window_are_not_shared),
         cmocka_unit_test(a_turn_computes_only_what_is_new),
+        cmocka_unit_test(a_turn_waits_for_the_end_of_the_turn_before),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
