@@ -14,10 +14,22 @@
  *     IQ4_XS  d f16 | 8 x 6-bit scale | 256 x 4 bits              d * (s - 32) * value[q]
  *     MXFP4   exponent u8 | 32 x 4 bits     2^(exponent - 128) * value[q]
  *
+ * In IQ2 an index stands for 8 values, in IQ3 for 4 (gguf_grids.h).  8 bits are the signs of 8
+ * values; where 7 are stored, the last one makes the number of minus signs even.
+ *
+ *     IQ2_XXS  d f16 | 8 x (4 x u8 index | 4 x 7 signs, 4-bit scale)
+ *     IQ2_XS   d f16 | 32 x (9-bit index, 7 signs) | 16 x 4-bit scale
+ *     IQ2_S    d f16 | 32 x u8 index | 32 x 8 signs | 32 x 2 high bits of the index | 16 x 4
+ *     IQ3_XXS  d f16 | 64 x u8 index | 8 x (4 x 7 signs, 4-bit scale)
+ *     IQ3_S    d f16 | 64 x u8 index | 64 high bits | 32 x 8 signs | 8 x 4-bit scale
+ *     the numbers are d * (s + 1/2) / 4 * value in IQ2, d * (s + 1/2) / 2 * value in IQ3_XXS and
+ *     d * (2 s + 1) * value in IQ3_S
+ *
  * In blocks of 32, byte i holds elements i (low half) and i + 16 (high half). */
 #include "model/gguf_types.h"
 
 #include "base/bytes.h"
+#include "model/gguf_grids.h"
 #include "tensor/q4_blocks.h"
 
 #include <math.h>
@@ -249,6 +261,89 @@ static void decode_mxfp4(const uint8_t *b, float *y, size_t n)
         decode_by_table(q4_mxfp4_values, ldexpf(1, b[0] - 128), b + 1, y);
 }
 
+static const int8_t iq2_values[] = {8, 25, 43, 0},
+                    iq3_xxs_values[] = {4, 12, 20, 28, 36, 44, 52, 62},
+                    iq3_s_values[] = {1, 3, 5, 7, 9, 11, 13, 15};
+
+/* Sets y to the numbers of a point, 8 in a grid of 2 bits and 4 in one of 3. The lowest bits of
+ * `signs` are theirs. */
+static void decode_point(float *y, float d, uint32_t point, int bits, const int8_t *value,
+                         uint32_t signs)
+{
+    for (int i = 0; i < (bits == 2 ? 8 : 4); i++) {
+        float x = d * (float)value[point >> bits * i & ((1u << bits) - 1)];
+        y[i] = signs >> i & 1 ? -x : x;
+    }
+}
+
+/* Returns 8 signs of which 7 are stored. */
+static uint32_t eight_signs(uint32_t s)
+{
+    s &= 127;
+    return s | (uint32_t)__builtin_parity(s) << 7;
+}
+
+static float half_step(const uint8_t *b, uint32_t scale, float unit)
+{
+    return half(b) * (0.5f + (float)scale) * unit;
+}
+
+static void decode_iq2_xxs(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 66, y += 256)
+        for (int i = 0; i < 32; i++) {
+            const uint8_t *part = b + 2 + 8 * (i / 4);
+            uint32_t more = get_u32(part + 4);
+            decode_point(y + 8 * i, half_step(b, more >> 28, 0.25f),
+                         gguf_grid_iq2_xxs[part[i % 4]], 2, iq2_values,
+                         eight_signs(more >> 7 * (i % 4)));
+        }
+}
+
+static void decode_iq2_xs(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 74, y += 256)
+        for (int i = 0; i < 32; i++) {
+            uint32_t q = get_u16(b + 2 + 2 * i),
+                     scale = b[66 + i / 4] >> 4 * (i / 2 % 2) & 15;
+            decode_point(y + 8 * i, half_step(b, scale, 0.25f), gguf_grid_iq2_xs[q & 511],
+                         2, iq2_values, eight_signs(q >> 9));
+        }
+}
+
+static void decode_iq2_s(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 82, y += 256)
+        for (int i = 0; i < 32; i++) {
+            uint32_t q = b[2 + i] | (uint32_t)(b[66 + i / 4] >> 2 * (i % 4) & 3) << 8;
+            uint32_t scale = b[74 + i / 4] >> 4 * (i / 2 % 2) & 15;
+            decode_point(y + 8 * i, half_step(b, scale, 0.25f), gguf_grid_iq2_s[q], 2,
+                         iq2_values, b[34 + i]);
+        }
+}
+
+static void decode_iq3_xxs(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 98, y += 256)
+        for (int i = 0; i < 64; i++) {
+            uint32_t more = get_u32(b + 66 + 4 * (i / 8));
+            decode_point(y + 4 * i, half_step(b, more >> 28, 0.5f),
+                         gguf_grid_iq3_xxs[b[2 + i]], 3, iq3_xxs_values,
+                         eight_signs(more >> 7 * (i / 2 % 4)) >> 4 * (i % 2));
+        }
+}
+
+static void decode_iq3_s(const uint8_t *b, float *y, size_t n)
+{
+    for (; n > 0; n--, b += 110, y += 256)
+        for (int i = 0; i < 64; i++) {
+            uint32_t q = b[2 + i] | (uint32_t)(b[66 + i / 8] >> i % 8 & 1) << 8;
+            uint32_t scale = b[106 + i / 16] >> 4 * (i / 8 % 2) & 15;
+            decode_point(y + 4 * i, half(b) * (float)(2 * scale + 1), gguf_grid_iq3_s[q], 3,
+                         iq3_s_values, (uint32_t)b[74 + i / 2] >> 4 * (i % 2));
+        }
+}
+
 static const struct gguf_type types[GGUF_N_TYPES] = {
     [GGUF_TYPE_F32] = {"F32", 1, 4, decode_f32},
     [GGUF_TYPE_F16] = {"F16", 1, 2, decode_f16},
@@ -266,15 +361,15 @@ static const struct gguf_type types[GGUF_N_TYPES] = {
     [GGUF_TYPE_IQ4_NL] = {"IQ4_NL", 32, 18, decode_iq4_nl},
     [GGUF_TYPE_IQ4_XS] = {"IQ4_XS", 256, 136, decode_iq4_xs},
     [GGUF_TYPE_MXFP4] = {"MXFP4", 32, 17, decode_mxfp4},
+    [GGUF_TYPE_IQ2_XXS] = {"IQ2_XXS", 256, 66, decode_iq2_xxs},
+    [GGUF_TYPE_IQ2_XS] = {"IQ2_XS", 256, 74, decode_iq2_xs},
+    [GGUF_TYPE_IQ2_S] = {"IQ2_S", 256, 82, decode_iq2_s},
+    [GGUF_TYPE_IQ3_XXS] = {"IQ3_XXS", 256, 98, decode_iq3_xxs},
+    [GGUF_TYPE_IQ3_S] = {"IQ3_S", 256, 110, decode_iq3_s},
     /* Types that cannot be decoded; their sizes are here so that a message can name them. */
     [9] = {"Q8_1", 32, 40, NULL},
     [15] = {"Q8_K", 256, 292, NULL},
-    [16] = {"IQ2_XXS", 256, 66, NULL},
-    [17] = {"IQ2_XS", 256, 74, NULL},
-    [18] = {"IQ3_XXS", 256, 98, NULL},
     [19] = {"IQ1_S", 256, 50, NULL},
-    [21] = {"IQ3_S", 256, 110, NULL},
-    [22] = {"IQ2_S", 256, 82, NULL},
     [24] = {"I8", 1, 1, NULL},
     [25] = {"I16", 1, 2, NULL},
     [26] = {"I32", 1, 4, NULL},
@@ -295,5 +390,5 @@ const struct gguf_type *gguf_type(uint32_t type)
 const char *gguf_types_supported(void)
 {
     return "F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, "
-           "IQ4_NL, IQ4_XS, MXFP4";
+           "IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, MXFP4";
 }

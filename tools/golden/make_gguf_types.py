@@ -17,7 +17,8 @@ OUT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "model" / "golden"
 # Offsets of the f16 fields in a block.
 SCALES = {"F16": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0],
           "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "F32": [], "BF16": [],
-          "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": []}
+          "Q2_K": [80, 82], "Q3_K": [108], "IQ4_NL": [0], "IQ4_XS": [0], "MXFP4": [],
+          "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0]}
 rng = np.random.default_rng(20)
 out = b""
 for name, fields in SCALES.items():
