@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "opt/opt.h"
 #include "base/json.h"
+#include "base/minmax.h"
 #include "model/gguf_types.h"
 #include "model/config.h"
 #include "model/model.h"
@@ -119,11 +120,13 @@ static int info_read(struct info *out, const struct info_args *a, struct err *e)
         dtype_parse(a->dtype, &out->state);
     int64_t s = (int64_t)dtype_bytes(out->state);
     out->hidden_bytes = out->c.n_embd * s;
-    out->kv_bytes = (int64_t)2 * config_most_kv_dim(&out->c) * s;
+    out->kv_bytes = 0;
     for (int l = 0; l < config_n_keeping(&out->c); l++)
-        if (!config_is_recurrent(&out->c, l))
-            out->all_kv_bytes += (int64_t)2 * config_kv_heads(&out->c, l) *
-                                 config_d_head(&out->c, l) * s;
+        if (!config_is_recurrent(&out->c, l)) {
+            int64_t bytes = config_kv_width(&out->c, l) * s;
+            out->kv_bytes = MAX(bytes, out->kv_bytes);
+            out->all_kv_bytes += bytes;
+        }
     return 0;
 }
 
@@ -373,18 +376,48 @@ static int model_synth(int argc, char **argv)
 
 /* --- model ------------------------------------------------------------------------------------ */
 
+/* What the reader of a family refuses, because it is other arithmetic. */
+static const char *const refused[] = {
+    [FAMILY_LLAMA] = "biases of attention and MLP, pairs that rotate in folders",
+    [FAMILY_QWEN2] = "positions of pictures (use_mrope)",
+    [FAMILY_OPT] = "norms behind attention and MLP, projected embeddings (350m)",
+    [FAMILY_PHI] = "norms of Q and K",
+    [FAMILY_PHI3] = "full_attn_mod and interpolate_factor other than 1",
+    [FAMILY_FALCON] = "ALiBi (falcon-rw as published)",
+    [FAMILY_QWEN3_MOE] = "layers without experts",
+    [FAMILY_GEMMA3] = "pictures",
+    [FAMILY_GPT_OSS] = "other limits of SwiGLU",
+    [FAMILY_QWEN3_5] = "pictures, state in f16",
+    [FAMILY_QWEN3_5_MOE] = "pictures, state in f16",
+    [FAMILY_QWEN3_NEXT] = "state in f16",
+    [FAMILY_COHERE2] = "norms of Q and K, scaled rotations",
+    [FAMILY_MINISTRAL3] = "pictures",
+    [FAMILY_LFM2] = "biases of convolutions, state in f16",
+    [FAMILY_GEMMA4] = "pictures, sounds, attention that sees both ways",
+    [FAMILY_DEEPSEEK2] =
+        "groups of experts (V2 of 236B); V3 and V4, which have other routers "
+        "and indexers",
+    [FAMILY_GLM4_LITE] = "halves that rotate",
+};
+
 static int print_families(void)
 {
     const char *name, *architecture;
-    printf("families    architecture of config.json\n");
-    for (int i = 0; family_at(i, &name, &architecture); i++)
-        printf("  %-11s %s\n", name, architecture);
+    printf("families         architecture of config.json\n");
+    for (int i = 0; family_at(i, &name, &architecture); i++) {
+        bool refuses = i < (int)(sizeof refused / sizeof refused[0]) && refused[i] != NULL;
+        printf("  %-16s %s%s%s\n", name, architecture, refuses ? "; refused: " : "",
+               refuses ? refused[i] : "");
+    }
     printf("  (gemma3_text, Gemma3TextModel: EmbeddingGemma, for embeddings; no state is "
            "saved)\n");
     printf(
         "\nchecked: a tiny random model of each family against transformers 5 (f32: logits "
         "within 1e-4, greedy tokens equal),\n"
-        "and its GGUF file, but for opt, against the folder\n"
+        "its GGUF file, but for opt, against the folder, and restores by every plan "
+        "against "
+        "state that was kept, bit for bit;\n"
+        "published weights of llama (SmolLM2) and gemma3_text (270M) against llama.cpp\n"
         "refused: pictures and sounds; on GPUs, ranks and stages experts, recurrent "
         "layers, "
         "and what a family's message names\n");

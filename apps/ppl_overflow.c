@@ -33,7 +33,7 @@ static struct mat rows_at(const struct run *r, int layer, int64_t position, int 
 {
     const struct model *m = r->o->model;
     size_t row = (size_t)layer * (size_t)r->o->truncation.context + (size_t)position;
-    return mat_of(r->rows + row * r->row_bytes, m->dtype, n, 2 * model_kv_dim(m, 0));
+    return mat_of(r->rows + row * r->row_bytes, m->dtype, n, config_kv_width(&m->cfg, 0));
 }
 
 /* A tap that copies K before RoPE, and V, to r->rows. */

@@ -713,7 +713,8 @@ static int choose_blocks(struct stack *k, struct mixed_choice *c, struct err *er
                           .is_group = k->dev->n_stages > 1 || k->dev->n_ranks > 1,
                           .has_store = k->store != NULL,
                           .has_states = config_is_hybrid(&m->cfg) || m->cfg.both_ways ||
-                                        m->cfg.v_norm, /* layers differ */
+                                        m->cfg.v_norm || /* layers differ */
+                                        config_is_latent(&m->cfg),
                           .max_seqs = max_sequences(k),
                           .device_bytes = (uint64_t)k->kv_tokens *
                                           model_all_kv_bytes(m, -1),

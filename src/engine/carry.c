@@ -66,7 +66,8 @@ static int fill_block(const struct carry *c, const struct model *m, struct strea
         pos[i] = first + i;
     for (int l = 0; rc == 0 && l < config_n_keeping(&m->cfg); l++) {
         struct kv_layer kv = kv_pool_layer(pool, l);
-        struct mat rows = mat_of(row_of(c, l, first), m->dtype, n, 2 * model_kv_dim(m, l));
+        struct mat rows = mat_of(row_of(c, l, first), m->dtype, n,
+                                 config_kv_width(&m->cfg, l));
         rc = model_kv_fill(m, s, l, &kv, rows, &r);
     }
     return rc;

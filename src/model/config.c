@@ -193,9 +193,34 @@ static void read_two_heads(struct fields *f, struct model_config *c)
     c->n_kv_heads = (int32_t)n;
 }
 
+/* Reads the sizes of latent attention, as which K and V of all heads are one head. */
+static void read_latent(struct fields *f, struct model_config *c)
+{
+    static const char *const derived[] = {"head_dim", "qk_head_dim", "num_key_value_heads"};
+    for (int i = 0; i < 3; i++)
+        saw(f, derived[i]);
+    c->n_kv_heads = 1;
+    c->d_rope = need_int(f, "qk_rope_head_dim", 2, MAX_WIDTH);
+    c->d_head = need_int(f, "kv_lora_rank", 1, MAX_WIDTH) + c->d_rope;
+    c->latent.d_nope = need_int(f, "qk_nope_head_dim", 1, MAX_WIDTH);
+    c->latent.d_v = need_int(f, "v_head_dim", 1, MAX_WIDTH);
+    if (json_member(f->o, "q_lora_rank") == NULL)
+        refuse(f, "q_lora_rank", "is missing");
+    c->latent.q_rank = opt_int(f, "q_lora_rank", 0, MAX_WIDTH, 0);
+    must_be(f, "rope_interleave", true, true);
+    if (f->rc == 0 && ((int64_t)c->n_heads * (c->latent.d_nope + c->d_rope) > MAX_WIDTH ||
+                       (int64_t)c->n_heads * c->latent.d_v > MAX_WIDTH))
+        f->rc = err_set(f->err, ERR_FORMAT, "the heads of all queries are wider than %d",
+                        MAX_WIDTH);
+}
+
 /* Reads d_head: the file's value if there is one, else the width divided by the number of heads. */
 static void read_head_dim(struct fields *f, struct model_config *c)
 {
+    if (family_is_latent(c->family)) {
+        read_latent(f, c);
+        return;
+    }
     if (c->family == FAMILY_GEMMA4) {
         read_two_heads(f, c);
         return;
@@ -245,6 +270,8 @@ struct written_scaling {
     double low, high; /* llama3 */
     int32_t original_ctx;
     struct yarn yarn;
+    double
+        of_all; /* yarn: mscale_all_dim, which only counts for scores of latent attention */
 };
 
 static void read_llama3_scaling(struct fields *f, struct written_scaling *s)
@@ -277,6 +304,7 @@ static void read_yarn_scaling(struct fields *f, struct written_scaling *s, float
     y->beta_slow = opt_real(f, "beta_slow", 1);
     y->whole = opt_bool(f, "truncate", true);
     double scale = opt_real(f, "mscale", 0), of_all = opt_real(f, "mscale_all_dim", 0);
+    s->of_all = of_all;
     double dflt = config_yarn_magnitude(y->factor, 1);
     if (scale != 0 && of_all != 0)
         dflt = config_yarn_magnitude(y->factor, scale) /
@@ -503,10 +531,12 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
                         fraction, family_name(c->family));
     else if (!(fraction > 0 && fraction <= 1))
         f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
-    else
+    else if (!config_is_latent(c))
         c->d_rope = (int32_t)(c->d_head * fraction);
     if (f->rc == 0)
         make_factors(&written, c);
+    if (f->rc == 0 && config_is_latent(c))
+        c->attn_scale = config_latent_scale(c, written.yarn.factor, written.of_all);
     for (int i = 0;
          f->rc == 0 && c->rope_scaling.kind == ROPE_SCALING_FACTORS && i < c->d_rope / 2;
          i++)
@@ -533,7 +563,7 @@ static void read_llama_like(struct fields *f, struct model_config *c)
                  c->family == FAMILY_GPT_OSS || c->family == FAMILY_OLMO2 ||
                  c->family == FAMILY_OLMO3 || c->family == FAMILY_COHERE2 ||
                  c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GLM4_MOE ||
-                 c->family == FAMILY_LFM2;
+                 c->family == FAMILY_GLM4_LITE || c->family == FAMILY_LFM2;
     double eps = large ? 1e-5 : 1e-6;
     bool has_mlp = c->family != FAMILY_QWEN3_5_MOE && c->family != FAMILY_QWEN3_NEXT &&
                    c->family != FAMILY_LFM2;
@@ -1016,6 +1046,20 @@ static void read_expert_groups(struct fields *f, struct model_config *c)
     c->expert_groups.used = used;
 }
 
+/* Reads the experts of a model whose first n_dense_layers have none. n_shared: the default. */
+static void read_glm4_experts(struct fields *f, struct model_config *c, int n_shared)
+{
+    c->n_dense_ffn = c->n_dense_layers > 0 ? c->n_ffn : 0;
+    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
+    c->n_shared_ffn = opt_int(f, "n_shared_experts", 0, MAX_WIDTH / c->n_ffn, n_shared) *
+                      c->n_ffn;
+    c->n_guessing = opt_int(f, "num_nextn_predict_layers", 0, MAX_LAYERS, 0);
+    read_experts(f, c, "n_routed_experts", "num_local_experts");
+    c->experts_normed = opt_bool(f, "norm_topk_prob", c->router_sigmoid);
+    c->experts_scale = opt_factor(f, "routed_scaling_factor", 1);
+    read_expert_groups(f, c);
+}
+
 /* Reads a model whose first layers have no experts, and whose routers compute sigmoids. */
 static void read_glm4_moe(struct fields *f, struct model_config *c)
 {
@@ -1023,14 +1067,55 @@ static void read_glm4_moe(struct fields *f, struct model_config *c)
     if (opt_bool(f, "use_qk_norm", false))
         c->qk_norm = QK_NORM_HEADS;
     c->n_dense_layers = opt_int(f, "first_k_dense_replace", 0, c->n_layers, 1);
-    c->n_dense_ffn = c->n_dense_layers > 0 ? c->n_ffn : 0;
-    c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
-    c->n_shared_ffn = opt_int(f, "n_shared_experts", 0, MAX_WIDTH / c->n_ffn, 1) * c->n_ffn;
-    c->n_guessing = opt_int(f, "num_nextn_predict_layers", 0, MAX_LAYERS, 0);
-    read_experts(f, c, "n_routed_experts", "num_local_experts");
-    c->experts_normed = opt_bool(f, "norm_topk_prob", true);
-    c->experts_scale = opt_factor(f, "routed_scaling_factor", 1);
-    read_expert_groups(f, c);
+    read_glm4_experts(f, c, 1);
+}
+
+/* Reads the layers of a glm4_moe_lite: the first ones have no experts. */
+static void read_mlp_types(struct fields *f, struct model_config *c)
+{
+    const struct json *list = NULL;
+    saw(f, "mlp_layer_types");
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "mlp_layer_types", &list, f->err);
+    if (f->rc != 0 || list == NULL)
+        return;
+    if (json_count(list) != (size_t)c->n_layers)
+        refuse(f, "mlp_layer_types", "must have one entry per layer");
+    c->n_dense_layers = 0;
+    for (int32_t l = 0; f->rc == 0 && l < c->n_layers; l++) {
+        const char *s = json_string_of(json_at(list, (size_t)l), NULL);
+        if (s != NULL && strcmp(s, "dense") == 0 && c->n_dense_layers == l)
+            c->n_dense_layers++;
+        else if (s == NULL || strcmp(s, "sparse") != 0)
+            refuse(f, "mlp_layer_types", "must be dense layers, then sparse ones");
+    }
+}
+
+/* Reads a model with latent attention, whose first layers have no experts: the router computes a
+ * softmax (deepseek_v2) or sigmoids (glm4_moe_lite). */
+static void read_deepseek2(struct fields *f, struct model_config *c)
+{
+    bool is_glm = c->family == FAMILY_GLM4_LITE;
+    double scale = opt_real(f, "hcache_score_scale",
+                            0); /* of a GGUF file that was packed */
+    read_llama(f, c);
+    if (scale > 0)
+        c->attn_scale = (float)scale;
+    c->n_dense_layers = opt_int(f, "first_k_dense_replace", 0, c->n_layers, is_glm);
+    if (is_glm)
+        read_mlp_types(f, c);
+    read_glm4_experts(f, c, is_glm ? 1 : 2);
+    must_be_int(f, "moe_layer_freq", 1);
+    const char *choice = opt_string(f, "topk_method", is_glm ? "noaux_tc" : "greedy"),
+               *shares = opt_string(f, "scoring_func", is_glm ? "sigmoid" : "softmax");
+    if (f->rc == 0 && strcmp(choice, is_glm ? "noaux_tc" : "greedy") != 0)
+        refuse(f, "topk_method", "only the family's own is supported");
+    if (f->rc == 0 && strcmp(shares, is_glm ? "sigmoid" : "softmax") != 0)
+        refuse(f, "scoring_func", "only the family's own is supported");
+    if (f->rc == 0 && !is_glm && c->experts_normed) /* transformers ignores it */
+        refuse(f, "norm_topk_prob", "true is not supported");
+    if (f->rc == 0 && !is_glm && c->expert_groups.n > 0)
+        refuse(f, "n_group", "groups of experts are not supported in this family");
 }
 
 static void read_mixtral(struct fields *f, struct model_config *c)
@@ -1157,6 +1242,8 @@ static const struct {
     [FAMILY_GLM4_MOE] = {"glm4_moe", "Glm4MoeForCausalLM", read_glm4_moe},
     [FAMILY_LFM2] = {"lfm2", "Lfm2ForCausalLM", read_lfm2},
     [FAMILY_GEMMA4] = {"gemma4_text", "Gemma4ForCausalLM", read_gemma4},
+    [FAMILY_DEEPSEEK2] = {"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek2},
+    [FAMILY_GLM4_LITE] = {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_deepseek2},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };

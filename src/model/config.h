@@ -57,6 +57,8 @@ enum model_family {
     FAMILY_GLM4_MOE,
     FAMILY_LFM2,
     FAMILY_GEMMA4,
+    FAMILY_DEEPSEEK2,
+    FAMILY_GLM4_LITE,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -160,6 +162,13 @@ struct model_config {
     int32_t d_head;     /* width of a head; need not be n_embd / n_heads (qwen3, gemma) */
     /* n_kv_heads and d_head of layers with the window (gemma4); 0: those of the other layers */
     int32_t local_kv_heads, local_d_head;
+    /* Latent attention (deepseek_v2): the one head of K has d_rope dimensions that rotate, and a
+     * latent of d_head - d_rope; V is K before RoPE. Every query has d_nope dimensions for the
+     * latent and d_rope more, every result d_v. q_rank is the width of a latent of the queries; 0:
+     * there is none. d_nope 0: attention is not latent. */
+    struct latent {
+        int32_t d_nope, d_v, q_rank;
+    } latent;
     /* The last n layers have no K and V: each reads those of the last layer before them that has
      * its kind of window (gemma4). */
     int32_t n_reading;
@@ -339,6 +348,24 @@ static inline int32_t config_most_kv_dim(const struct model_config *c)
 {
     int32_t n = c->n_kv_heads * c->d_head, local = c->local_kv_heads * c->local_d_head;
     return n > local ? n : local;
+}
+/* Returns whether attention is latent; the widths of the latent, and of all queries. */
+static inline bool config_is_latent(const struct model_config *c)
+{
+    return c->latent.d_nope > 0;
+}
+static inline int32_t config_kv_rank(const struct model_config *c)
+{
+    return c->d_head - c->d_rope;
+}
+static inline int32_t config_latent_q_dim(const struct model_config *c)
+{
+    return c->n_heads * (c->latent.d_nope + c->d_rope);
+}
+/* Returns the numbers of K and V of a token in layer l as they are saved: V alone where it is K. */
+static inline int32_t config_kv_width(const struct model_config *c, int l)
+{
+    return (config_is_latent(c) ? 1 : 2) * config_kv_heads(c, l) * config_d_head(c, l);
 }
 /* Returns how many layers have K and V, or a state, of their own: the first ones. */
 static inline int config_n_keeping(const struct model_config *c)

@@ -14,6 +14,12 @@ static inline bool family_is_hybrid(enum model_family f)
            f == FAMILY_LFM2;
 }
 
+/* Returns whether a family's attention is latent (config.h). */
+static inline bool family_is_latent(enum model_family f)
+{
+    return f == FAMILY_DEEPSEEK2 || f == FAMILY_GLM4_LITE;
+}
+
 /* Returns the word by which "layer_types" names the recurrent layers of a family. */
 static inline const char *family_recurrent_type(enum model_family f)
 {
@@ -44,6 +50,9 @@ struct yarn {
 void config_yarn_factors(struct model_config *c, const struct yarn *y);
 /* Returns YaRN's factor of cos and sin for a stretch by `factor`. */
 double config_yarn_magnitude(double factor, double mscale);
+/* Returns the factor of scores in latent attention, where YaRN stretches by `factor` with the
+ * parameter mscale_all_dim; 0: it has none. */
+float config_latent_scale(const struct model_config *c, double factor, double of_all);
 
 struct json;
 

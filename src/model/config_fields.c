@@ -121,6 +121,9 @@ static const struct {
     {FAMILY_COHERE2, "position_embedding_type"},
     {FAMILY_COHERE2, "use_parallel_embedding"},
     /* older names of other fields, and how weights were drawn */
+    {FAMILY_DEEPSEEK2, "aux_loss_alpha"}, /* training */
+    {FAMILY_DEEPSEEK2, "ep_size"},
+    {FAMILY_DEEPSEEK2, "seq_aux"},
     {FAMILY_LFM2, "block_dim"},
     {FAMILY_LFM2, "block_mlp_init_scale"},
     {FAMILY_LFM2, "block_norm_eps"},

@@ -24,7 +24,7 @@
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
     "gemma3, gemma-embedding, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, "        \
     "qwen3next, cohere2, "                                                                 \
-    "mistral3, glm4moe, lfm2, gemma4"
+    "mistral3, glm4moe, lfm2, gemma4, deepseek2 (GLM-4.7-Flash too)"
 
 const char *config_gguf_families(void)
 {
@@ -159,12 +159,17 @@ static void read_yarn(struct meta *m, struct model_config *c, double factor)
     if (m->rc != 0)
         return;
     config_yarn_factors(c, &y);
-    double of_all = c->family == FAMILY_MINISTRAL3
+    bool latent = family_is_latent(c->family);
+    double of_all = c->family == FAMILY_MINISTRAL3 || latent
                         ? real(m, "rope.scaling.yarn_log_multiplier", 0)
                         : 0;
-    c->rope_magnitude = (float)(real(m, "rope.scaling.yarn_attn_factor",
-                                     config_yarn_magnitude(factor, 1) /
-                                         config_yarn_magnitude(factor, of_all)) *
+    /* Files of deepseek2 have a tenth of mscale_all_dim, and mscale is taken to be equal to it. */
+    if (latent)
+        c->attn_scale = config_latent_scale(c, factor, 10 * of_all);
+    double magnitude = latent && of_all != 0 ? 1
+                                             : config_yarn_magnitude(factor, 1) /
+                                                   config_yarn_magnitude(factor, of_all);
+    c->rope_magnitude = (float)(real(m, "rope.scaling.yarn_attn_factor", magnitude) *
                                 real(m, "rope.scaling.attn_factor", 1));
 }
 
@@ -246,7 +251,7 @@ static void read_positions(struct meta *m, struct model_config *c)
     if (m->rc == 0 &&
         (c->d_rope < 2 || c->d_rope > c->d_head || c->d_head > ATTENTION_MAX_D_HEAD))
         refuse(m, "rope.dimension_count",
-               "must be from 2 to the dimensions of a head, which are at most 512");
+               "must be from 2 to the dimensions of a head, which are at most 576");
     /* The converter that makes GGUF files permutes the rows of whole heads. This cannot be undone
      * for heads of which only a part is rotated. */
     if (m->rc == 0 && c->family == FAMILY_LLAMA && c->d_rope != c->d_head)
@@ -280,10 +285,33 @@ static void read_kv_heads(struct meta *m, struct model_config *c)
     }
 }
 
+/* Reads the sizes of latent attention. */
+static void read_latent(struct meta *m, struct model_config *c)
+{
+    int32_t rank = integer(m, "attention.kv_lora_rank", -1);
+    int32_t rope = integer(m, "rope.dimension_count", -1);
+    int32_t k = integer(m, "attention.key_length_mla", 0);
+    c->latent.d_v = integer(m, "attention.value_length_mla", 0);
+    c->latent.q_rank = integer(m, "attention.q_lora_rank", 0);
+    look(m, "attention.value_length");
+    if (m->rc == 0 && (k <= rope || c->latent.d_v < 1))
+        refuse(
+            m, "attention.key_length_mla",
+            "is missing or too small: an older converter made the file; convert the model "
+            "again");
+    if (m->rc == 0 && (c->n_kv_heads != 1 || (int64_t)rank + rope != c->d_head))
+        refuse(m, "attention.key_length",
+               "is not the latent and what is rotated, in one head");
+    c->latent.d_nope = k - rope;
+    c->attn_scale = config_latent_scale(
+        &(struct model_config){.d_rope = rope, .latent = c->latent}, 1, 0);
+}
+
 static void read_sizes(struct meta *m, struct model_config *c)
 {
     c->n_layers = integer(m, "block_count", -1);
-    if (family_is_hybrid(c->family) || c->family == FAMILY_GLM4_MOE)
+    if (family_is_hybrid(c->family) || c->family == FAMILY_GLM4_MOE ||
+        family_is_latent(c->family))
         c->n_guessing = integer(m, "nextn_predict_layers", 0);
     c->n_layers -= c->n_guessing;
     c->n_embd = integer(m, "embedding_length", -1);
@@ -305,7 +333,9 @@ static void read_sizes(struct meta *m, struct model_config *c)
     c->d_head = integer(m, "attention.key_length", c->n_embd / c->n_heads);
     if (m->rc == 0 && c->d_head < 1)
         refuse(m, "attention.key_length", "must be positive");
-    if (integer(m, "attention.value_length", c->d_head) != c->d_head)
+    if (family_is_latent(c->family))
+        read_latent(m, c);
+    else if (integer(m, "attention.value_length", c->d_head) != c->d_head)
         refuse(m, "attention.value_length", "differs from 'attention.key_length'");
 }
 
@@ -347,6 +377,7 @@ static void read_window_layers(struct meta *m, struct model_config *c, int64_t a
  * biases and norms of attention by having their tensors. */
 static void read_glm4_moe(struct meta *m, struct model_config *c, int32_t n_mlp)
 {
+    char name[64];
     c->qkv_bias = gguf_files_find(m->files, "blk.0.attn_q.bias", NULL) != NULL;
     if (gguf_files_find(m->files, "blk.0.attn_q_norm.weight", NULL) != NULL)
         c->qk_norm = QK_NORM_HEADS;
@@ -358,13 +389,23 @@ static void read_glm4_moe(struct meta *m, struct model_config *c, int32_t n_mlp)
     else
         c->n_shared_ffn = n_shared * c->n_ffn;
     const struct gguf_value *normed = look(m, "expert_weights_norm");
+    if (family_is_latent(c->family))
+        c->experts_normed = false;
     if (normed != NULL && !gguf_bool(normed, 0, &c->experts_normed))
         refuse(m, "expert_weights_norm", "must be a boolean");
     c->experts_scale = (float)real(m, "expert_weights_scale", 1);
     c->expert_groups.n = integer(m, "expert_group_count", 0);
     c->expert_groups.used = integer(m, "expert_group_used_count", 0);
-    if (integer(m, "expert_gating_func", 2) != 2)
-        refuse(m, "expert_gating_func", "other than 2 (sigmoid) is not supported");
+    bool latent = family_is_latent(c->family);
+    /* Older files of latent attention do not say; the bias tells that there are sigmoids. */
+    snprintf(name, sizeof name, "blk.%d.exp_probs_b.bias", c->n_layers - 1);
+    bool has_bias = gguf_files_find(m->files, name, NULL) != NULL;
+    int32_t of_shares = integer(m, "expert_gating_func", latent && !has_bias ? 1 : 2);
+    if (latent && of_shares == 2)
+        c->family = FAMILY_GLM4_LITE;
+    else if (of_shares != (latent ? 1 : 2))
+        refuse(m, "expert_gating_func",
+               "only 2 (sigmoid) is supported, and 1 (softmax) with latent attention");
 }
 
 /* Reads Gemma 4, whose layers with a window have heads of their own.  In layers without one W_k is
@@ -409,8 +450,8 @@ static void read_gemma4(struct meta *m, struct model_config *c, int32_t n_mlp)
 static void read_experts(struct meta *m, struct model_config *c)
 {
     bool own_width = c->family == FAMILY_QWEN3_MOE || c->family == FAMILY_GPT_OSS ||
-                     c->family == FAMILY_GLM4_MOE || c->family == FAMILY_QWEN3_5_MOE ||
-                     c->family == FAMILY_QWEN3_NEXT ||
+                     c->family == FAMILY_GLM4_MOE || family_is_latent(c->family) ||
+                     c->family == FAMILY_QWEN3_5_MOE || c->family == FAMILY_QWEN3_NEXT ||
                      (c->family == FAMILY_GEMMA4 && integer(m, "expert_count", 0) > 0);
     c->n_experts = integer(m, "expert_count", 0);
     c->n_experts_used = integer(m, "expert_used_count", c->n_experts > 0 ? -1 : 0);
@@ -422,7 +463,7 @@ static void read_experts(struct meta *m, struct model_config *c)
     c->experts_normed = c->n_experts > 0;
     if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && !own_width)
         refuse(m, "expert_count", "is not supported in this architecture");
-    if (c->family == FAMILY_GLM4_MOE)
+    if (c->family == FAMILY_GLM4_MOE || family_is_latent(c->family))
         read_glm4_moe(m, c, n_mlp);
     if (c->family == FAMILY_GEMMA4)
         read_gemma4(m, c, n_mlp);
@@ -590,6 +631,7 @@ static const struct arch {
     {"glm4moe", FAMILY_GLM4_MOE, 0, NULL},
     {"lfm2", FAMILY_LFM2, 0, read_lfm2},
     {"gemma4", FAMILY_GEMMA4, 6, NULL},
+    {"deepseek2", FAMILY_DEEPSEEK2, 0, NULL},
 };
 
 static void read_family(struct meta *m, const struct arch *a, struct model_config *c)

@@ -51,6 +51,7 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->qk_norm = QK_NORM_HEADS;
         break;
     case FAMILY_GLM4_MOE:
+    case FAMILY_GLM4_LITE:
         c->router_sigmoid = c->router_bias = true;
         break;
     case FAMILY_OLMO2:
@@ -301,6 +302,12 @@ int config_shape(struct model_config *out, const char *name, struct err *err)
 double config_yarn_magnitude(double factor, double mscale)
 {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
+}
+
+float config_latent_scale(const struct model_config *c, double factor, double of_all)
+{
+    double magnitude = of_all != 0 ? config_yarn_magnitude(factor, of_all) : 1;
+    return (float)(magnitude * magnitude / sqrt((double)(c->latent.d_nope + c->d_rope)));
 }
 
 /* Returns the dimension whose wavelength fits `turns` times into the original context. */

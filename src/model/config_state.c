@@ -10,7 +10,7 @@
 
 /* If this fails, a field was added.  Decide whether it changes a state's bits, name it below if it
  * does, and adapt the size. */
-_Static_assert(sizeof(struct model_config) == 2656 || sizeof(void *) != 8,
+_Static_assert(sizeof(struct model_config) == 2672 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
 /* Returns the maximum context if the rotation depends on it, else 0. */
@@ -92,6 +92,9 @@ static void add_more(struct textbuf *b, const struct model_config *c)
         {"shared expert", c->n_shared_ffn, 0},
         {"dense layers", c->n_dense_layers, 0},
         {"their width", c->n_dense_ffn, 0},
+        {"latent of", c->latent.d_nope, 0},
+        {"latent v", c->latent.d_v, 0},
+        {"latent q", c->latent.q_rank, 0},
         {"sigmoids", c->router_sigmoid, 0},
         {"groups", c->expert_groups.n, 0},
         {"groups used", c->expert_groups.used, 0},

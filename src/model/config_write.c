@@ -48,7 +48,7 @@ static void put_common(struct json *o, const struct model_config *c)
 static void put_rope(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "rope_theta", c->rope_theta);
-    bool in_part = c->d_rope != c->d_head;
+    bool in_part = c->d_rope != c->d_head && !config_is_latent(c);
     if (in_part || c->attn_gated ||
         c->family ==
             FAMILY_GLM4_MOE) /* 0.5 is added so that truncation gives d_rope again */
@@ -93,7 +93,7 @@ static void put_layer_types(struct json *o, const struct model_config *c)
 
 static void put_experts(struct json *o, const struct model_config *c)
 {
-    bool is_glm = c->family == FAMILY_GLM4_MOE;
+    bool is_glm = c->family == FAMILY_GLM4_MOE || family_is_latent(c->family);
     bool has_ffn = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS;
     json_put_int(o,
                  is_glm    ? "n_routed_experts"
@@ -101,9 +101,11 @@ static void put_experts(struct json *o, const struct model_config *c)
                            : "num_local_experts",
                  c->n_experts);
     json_put_int(o, "num_experts_per_tok", c->n_experts_used);
-    if (is_glm) {
+    if (c->family == FAMILY_GLM4_MOE) {
         json_put_bool(o, "attention_bias", c->qkv_bias);
         json_put_bool(o, "use_qk_norm", c->qk_norm != QK_NORM_NONE);
+    }
+    if (is_glm) {
         json_put_int(o, "first_k_dense_replace", c->n_dense_layers);
         json_put_int(o, "n_shared_experts", c->n_shared_ffn / c->n_ffn);
         json_put_int(o, "n_group", MAX(c->expert_groups.n, 1));
@@ -165,6 +167,20 @@ static void put_gemma4(struct json *o, const struct model_config *c)
     }
 }
 
+static void put_latent(struct json *o, const struct model_config *c)
+{
+    json_put_int(o, "num_key_value_heads", c->n_heads);
+    json_put_int(o, "kv_lora_rank", config_kv_rank(c));
+    json_put_int(o, "qk_rope_head_dim", c->d_rope);
+    json_put_int(o, "qk_nope_head_dim", c->latent.d_nope);
+    json_put_int(o, "v_head_dim", c->latent.d_v);
+    json_put_real(o, "hcache_score_scale", (double)c->attn_scale);
+    if (c->latent.q_rank > 0)
+        json_put_int(o, "q_lora_rank", c->latent.q_rank);
+    else
+        json_put_null(o, "q_lora_rank");
+}
+
 static void put_granite(struct json *o, const struct model_config *c)
 {
     json_put_real(o, "embedding_multiplier", (double)c->embed_scale);
@@ -180,6 +196,8 @@ static void put_llama_like(struct json *o, const struct model_config *c)
     json_put_int(o, "intermediate_size", c->n_dense_ffn > 0 ? c->n_dense_ffn : c->n_ffn);
     if (is_gemma4) {
         put_gemma4(o, c);
+    } else if (config_is_latent(c)) {
+        put_latent(o, c);
     } else {
         json_put_int(o, "num_key_value_heads", c->n_kv_heads);
         json_put_int(o, "head_dim", c->d_head);

@@ -9,6 +9,7 @@
  *     and round_kv compute both, which makes restoring from hidden states exact.
  *  3. The residual stream is rounded to the state dtype at the layer boundary, nowhere else. */
 #include <math.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/hash.h"
@@ -147,20 +148,81 @@ static int multiply(const struct model *m, struct stream *s, struct mat a,
     return 0;
 }
 
+/* The norms of latents have an epsilon of their own, as in the reference library. */
+#define LATENT_EPS 1e-6f
+
 /* Sets kv_rows to the products `kv`, rounded to the state dtype: K (after its norm, before RoPE)
  * and V. */
 static int round_kv(const struct model *m, struct stream *s, int l,
                     const struct layer_weights *lw, struct mat kv, struct mat kv_rows)
 {
     const struct ops *op = m->dev->ops;
-    int64_t dim = model_rank_kv_dim(m, l);
+    int64_t dim = model_rank_kv_dim(m, l), rank = config_kv_rank(&m->cfg);
     if (kv.data == kv_rows.data)
         return 0;
+    if (config_is_latent(&m->cfg)) {
+        TRY(op->head_norm(s, mat_cols(kv, m->cfg.d_rope, rank), (int)rank, lw->k_norm,
+                          LATENT_EPS));
+        return op->convert(s, kv_rows, kv);
+    }
     if (lw->k_norm != NULL)
         TRY(norm_heads(m, s, l, mat_cols(kv, 0, dim), lw->k_norm));
     if (m->cfg.v_norm)
         TRY(norm_heads(m, s, l, mat_cols(kv, dim, dim), NULL));
     return op->convert(s, kv_rows, kv);
+}
+
+/* Columns of the heads of a matrix: those of head h begin at first + h * step. */
+struct head_cols {
+    int64_t first, step;
+};
+
+/* Computes n columns of `out` for each head: products of w->k columns of `in` with the head's run
+ * of w's rows. */
+static int multiply_heads(const struct layer_call *c, struct mat out, struct head_cols to,
+                          struct mat in, struct head_cols from, const struct weight *w,
+                          int64_t n)
+{
+    for (int h = 0; h < c->m->cfg.n_heads; h++) {
+        struct weight run = weight_run(c->m, w, h, n);
+        TRY(c->m->dev->ops->matmul(c->s, mat_cols(out, to.first + h * to.step, n),
+                                   mat_cols(in, from.first + h * from.step, w->k), &run,
+                                   NULL));
+    }
+    return 0;
+}
+
+/* Computes the queries of latent attention and kv_rows, from normalised rows.  A query's part for
+ * the latent is multiplied by W_k of its head, so that scores are products with the latent itself.
+ */
+static int project_latent(const struct layer_call *c, const struct activations *a,
+                          struct mat normed, struct mat q)
+{
+    const struct model_config *cfg = &c->m->cfg;
+    const struct layer_weights *lw = c->lw;
+    int64_t rope = cfg->d_rope, d_nope = cfg->latent.d_nope, d = cfg->d_head;
+    struct mat all = first_rows(a->latent, normed.rows);
+    struct mat parts = mat_cols(all, 0, lw->wq.n),
+               low = mat_cols(all, all.cols - cfg->latent.q_rank, cfg->latent.q_rank);
+    struct mat kv = kv_place(a, lw, c->kv_rows);
+    bool of_low = lw->w_qa.n > 0;
+    const struct product p[] = {{kv, &lw->wkv, NULL},
+                                {of_low ? low : parts, of_low ? &lw->w_qa : &lw->wq, NULL}};
+    TRY(multiply(c->m, c->s, normed, p, 2));
+    TRY(round_kv(c->m, c->s, c->l, lw, kv, c->kv_rows));
+    if (of_low) {
+        TRY(c->m->dev->ops->head_norm(c->s, low, cfg->latent.q_rank, lw->q_norm,
+                                      LATENT_EPS));
+        TRY(c->m->dev->ops->matmul(c->s, parts, low, &lw->wq, NULL));
+    }
+    for (int64_t i = 0; i < q.rows; i++)
+        for (int64_t h = 0; h < cfg->n_heads; h++)
+            memcpy((float *)q.data + i * q.ld + h * d,
+                   (const float *)parts.data + i * parts.ld + h * rope,
+                   (size_t)rope * sizeof(float));
+    return multiply_heads(c, q, (struct head_cols){rope, d}, parts,
+                          (struct head_cols){cfg->n_heads * rope, d_nope}, &lw->w_uk,
+                          d - rope);
 }
 
 /* Computes the products with W_q, and kv_rows, from normalised rows; layer_kv computes the same
@@ -219,7 +281,9 @@ int model_kv_load(const struct model *m, struct stream *s, int l, const struct k
 {
     for (int i = 0; i < chunks->n; i++)
         model_rope_reach(m, chunks->pos0 + i * KV_BLOCK_TOKENS);
-    return m->dev->ops->kv_load(s, kv, chunks, model_rope(m, l));
+    struct kv_chunks c = *chunks;
+    c.v_is_k = config_is_latent(&m->cfg);
+    return m->dev->ops->kv_load(s, kv, &c, model_rope(m, l));
 }
 
 /* --- recurrent layers ------------------------------------------------------------------------- */
@@ -439,8 +503,11 @@ static int attend(const struct layer_call *c, const struct activations *a,
                                         .sinks = lw->sinks,
                                         .both_ways = cfg->both_ways};
     expect_one(c, &lw->wo);
-    TRY(project_qkv(m, a, s, c->l, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
-    if (lw->q_norm != NULL)
+    if (config_is_latent(cfg))
+        TRY(project_latent(c, a, normed, q));
+    else
+        TRY(project_qkv(m, a, s, c->l, lw, normed, mat_cols(all, 0, lw->wq.n), c->kv_rows));
+    if (lw->q_norm != NULL && !config_is_latent(cfg))
         TRY(norm_heads(m, s, c->l, q, lw->q_norm));
     TRY(grow_queries(c, q));
     const struct rope *rope = rope_of_rows(m, c->l, c->r);
@@ -451,6 +518,13 @@ static int attend(const struct layer_call *c, const struct activations *a,
         TRY(op->act_mul(s, att, mat_cols(all, width, 2 * width), ACTIVATION_SIGMOID));
     if (cfg->n_experts == 0)
         expect_one(c, &lw->w_up);
+    if (config_is_latent(cfg)) { /* what attention took from latents becomes that of V */
+        struct mat v = mat_cols(first_rows(a->latent, c->r->n_rows), 0, lw->wo.k);
+        TRY(multiply_heads(c, v, (struct head_cols){0, cfg->latent.d_v}, att,
+                           (struct head_cols){cfg->d_rope, d_head}, &lw->w_uv,
+                           cfg->latent.d_v));
+        return op->matmul(s, summand, v, &lw->wo, lw->bo);
+    }
     return multiply_shares(c, a, summand, att, &lw->wo, lw->bo);
 }
 

@@ -72,7 +72,7 @@ bool matrix_types_fit(const struct matrix_types *t, const struct model_config *c
         return true;
     bool fits = has_blocks(t->head, c, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_LAYER_OUT; s++)
+        for (enum slot s = SLOT_WQ; s <= SLOT_LAST_IN_BLOCKS; s++)
             fits = fits && has_blocks(matrix_type(t, l, s), c, l, s);
     return fits;
 }
@@ -128,8 +128,10 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
         layer = t->layer;
         for (int k = 0; k < t->n_parts; k++) {
             const struct tensor_part *p = &t->parts[k];
+            /* rows of a latent are those of K, and of V */
             bool both = p->slot == SLOT_WKV &&
-                        p->dst_row + p->n_groups * p->n_rows > k_rows(c, t->layer);
+                        (config_is_latent(c) ||
+                         p->dst_row + p->n_groups * p->n_rows > k_rows(c, t->layer));
             enum slot first = matrix_of_part(c, t->layer, p), last = both ? SLOT_WV : first;
             for (enum slot s = first; slot_is_matrix(s) && s <= last; s++) {
                 if (slot_is_f32(s))
@@ -145,9 +147,10 @@ void matrix_types_make(struct matrix_types *out, enum dtype all,
 /* Returns whether a layer has a matrix of a kind that only some models have. */
 static bool has_more(const struct layer_weights *l, enum slot s)
 {
-    const struct weight *const more[] = {&l->mix,         &l->mix_out,  &l->shared_up,
-                                         &l->shared_down, &l->dense_up, &l->dense_down,
-                                         &l->layer_gate,  &l->layer_out};
+    const struct weight *const more[] = {&l->mix,         &l->mix_out,   &l->shared_up,
+                                         &l->shared_down, &l->dense_up,  &l->dense_down,
+                                         &l->layer_gate,  &l->layer_out, &l->w_qa,
+                                         &l->w_uk,        &l->w_uv};
     return more[s - SLOT_MIX]->n > 0;
 }
 
@@ -158,7 +161,7 @@ void weights_matrix_list(const struct weights *w, struct weights_matrix_list *ou
         .of = xcalloc((size_t)t->n_layers * N_SLOTS + 1, sizeof *out->of)};
     out->of[out->n++] = matrix_type(t, 0, SLOT_HEAD);
     for (int l = 0; l < t->n_layers; l++)
-        for (enum slot s = SLOT_WQ; s <= SLOT_LAYER_OUT; s++) {
+        for (enum slot s = SLOT_WQ; s <= SLOT_LAST_IN_BLOCKS; s++) {
             bool two = matrix_types_differ_in_kv(t, l);
             if (s == SLOT_WKV && two)
                 out->of[out->n++] = DTYPE_Q4;

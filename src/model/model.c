@@ -283,6 +283,7 @@ static int check_parts(const struct model *m, struct err *err)
 {
     const struct model_config *c = &m->cfg;
     const char *part = c->both_ways          ? "attention that sees both ways"
+                       : config_is_latent(c) ? "latent attention"
                        : c->n_behind > 0     ? "linear layers behind the pooling"
                        : config_is_hybrid(c) ? "recurrent layers"
                        : c->n_experts > 0    ? "experts"
@@ -311,6 +312,11 @@ static int check_parts(const struct model *m, struct err *err)
             "experts of %d columns in a model of width %d: multiples of 8 and of 16 "
             "are supported",
             c->n_ffn, c->n_embd);
+    if (config_is_latent(c) && (config_kv_rank(c) % 16 != 0 || c->latent.d_v % 16 != 0))
+        return err_set(
+            err, ERR_UNSUPPORTED,
+            "latents of %d numbers and heads of V of %d: multiples of 16 are supported",
+            config_kv_rank(c), c->latent.d_v);
     return 0;
 }
 
@@ -780,23 +786,27 @@ size_t model_all_kv_bytes(const struct model *m, int stage)
     size_t n = 0;
     for (int l = 0; l < config_n_keeping(&m->cfg); l++)
         if (!config_is_recurrent(&m->cfg, l) && (stage < 0 || model_stage(m, l) == stage))
-            n += model_kv_bytes(m, l);
+            n += (size_t)2 * (size_t)model_kv_dim(m, l) * dtype_bytes(m->dtype);
     return n;
 }
 
 double model_mean_kv_bytes(const struct model *m)
 {
     int n = 0;
+    size_t bytes = 0;
     for (int l = 0; l < config_n_keeping(&m->cfg); l++)
-        n += !config_is_recurrent(&m->cfg, l);
-    return (double)model_all_kv_bytes(m, -1) / MAX(n, 1);
+        if (!config_is_recurrent(&m->cfg, l)) {
+            bytes += model_kv_bytes(m, l);
+            n++;
+        }
+    return (double)bytes / MAX(n, 1);
 }
 
 /* --- activations ------------------------------------------------------------------------------ */
 
 /* Widths of the activation matrices, in the order of struct activations. */
 struct work_sizes {
-    int64_t d, q, att, mix, kv, up, ffn, wide, own, experts, used, layer_embd;
+    int64_t d, q, att, mix, kv, up, ffn, wide, own, experts, used, layer_embd, latent;
 };
 
 /* Returns the widths on one rank. */
@@ -819,6 +829,10 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
         .experts = c->n_experts,
         .used = c->n_experts_used,
         .layer_embd = c->n_layer_embd,
+        .latent = config_is_latent(c)
+                      ? MAX(config_latent_q_dim(c), c->n_heads * c->latent.d_v) +
+                            c->latent.q_rank
+                      : 0,
     };
 }
 
@@ -866,6 +880,8 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
     a->sum = cut(base, &used, DTYPE_F32, rows, z.d);
     a->q = cut(base, &used, act, rows, z.q);
     a->att = cut(base, &used, act, rows, z.att);
+    if (z.latent > 0)
+        a->latent = cut(base, &used, act, rows, z.latent);
     if (z.mix > 0)
         a->mix = cut(base, &used, act, rows, z.mix);
     a->kv = cut(base, &used, act, rows, z.kv);

@@ -145,11 +145,12 @@ static inline int model_rank_kv_dim(const struct model *m, int l)
 {
     return model_kv_dim(m, l) / m->dev->n_ranks;
 }
-/* Returns the first `rows` rows of memory for K and V, laid out as layer l's are. */
+/* Returns the first `rows` rows of memory for K and V, laid out as layer l's are: V alone where it
+ * is K. */
 static inline struct mat model_kv_rows(const struct model *m, int l, void *mem,
                                        int64_t rows)
 {
-    return mat_of(mem, m->dtype, rows, 2 * model_rank_kv_dim(m, l));
+    return mat_of(mem, m->dtype, rows, config_kv_width(&m->cfg, l) / m->dev->n_ranks);
 }
 /* Returns the stage of layer l (tensor/group.h): it has the layer's weights, its K and V, and its
  * activations. The head is on the last stage. */
@@ -167,23 +168,23 @@ static inline const struct rope *model_rope(const struct model *m, int l)
     bool local = layer_set_has(&m->cfg.windowed, l);
     return &m->rope[local ? ROPE_LOCAL : ROPE_GLOBAL][model_stage(m, l)];
 }
-/* Return the bytes per token and layer: of a hidden state; of layer l's K and V together; of the
- * widest layer's K and V. */
+/* Return the bytes per token and layer: of a hidden state; of layer l's K and V as they are saved;
+ * of the widest layer's K and V in memory. */
 static inline size_t model_hidden_bytes(const struct model *m)
 {
     return (size_t)m->cfg.n_embd * dtype_bytes(m->dtype);
 }
 static inline size_t model_kv_bytes(const struct model *m, int l)
 {
-    return (size_t)2 * (size_t)model_kv_dim(m, l) * dtype_bytes(m->dtype);
+    return (size_t)config_kv_width(&m->cfg, l) * dtype_bytes(m->dtype);
 }
 static inline size_t model_most_kv_bytes(const struct model *m)
 {
     return (size_t)2 * (size_t)config_most_kv_dim(&m->cfg) * dtype_bytes(m->dtype);
 }
-/* Returns the bytes of a token's K and V in all layers of a stage; -1: of all stages. */
+/* Returns the bytes of a token's K and V in memory, in all layers of a stage; -1: of all stages. */
 size_t model_all_kv_bytes(const struct model *m, int stage);
-/* Returns the mean of layers with K and V of their own. */
+/* Returns the mean of saved bytes, over the layers with K and V of their own. */
 double model_mean_kv_bytes(const struct model *m);
 
 /* Activations for batches of at most max_rows rows, on each stage.  model_work_bytes is for one
@@ -202,8 +203,8 @@ int model_work_rows(const struct model_work *w);
 int model_embed(const struct model *m, struct model_work *w, struct stream *s, struct mat x,
                 const int32_t *ids, const struct ragged *r);
 
-/* Does the projection that restores from hidden states: computes kv_rows [n][2 * model_rank_kv_dim]
- * T from the layer's input h [n][d] T. The bits are those that a pass computes from the same rows.
+/* Does the projection that restores from hidden states: computes kv_rows (model_kv_rows) from the
+ * layer's input h [n][d] T. The bits are those that a pass computes from the same rows.
  */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);

@@ -164,8 +164,14 @@ static int read_dtype(const struct json *o, const char *key, enum dtype *out,
     return err_set(err, ERR_FORMAT, "'%s' is '%s'", key, name);
 }
 
-/* Keys for SLOT_WQ to SLOT_DOWN. */
-static const char *const matrix_keys[] = {"wq", "wkv", "wv", "wo", "up", "down"};
+/* Keys for SLOT_WQ to SLOT_LAST_IN_BLOCKS. */
+static const char *const matrix_keys[] = {
+    "wq",         "wkv",       "wv",        "wo",          "up",       "down",
+    "mix",        "mix_out",   "shared_up", "shared_down", "dense_up", "dense_down",
+    "layer_gate", "layer_out", "wqa",       "wuk",         "wuv"};
+_Static_assert(sizeof matrix_keys / sizeof matrix_keys[0] ==
+                   SLOT_LAST_IN_BLOCKS - SLOT_WQ + 1,
+               "each matrix has a key");
 
 static int read_matrix(struct pack_file *f, const struct json *of, const char *key,
                        enum dtype *out, struct err *err)
@@ -177,16 +183,16 @@ static int read_matrix(struct pack_file *f, const struct json *of, const char *k
 }
 
 /* Reads a layer's types: those of W_q, W_k and W_v, W_o, up, down.  "wv" is present if W_v's type
- * is not W_k's. */
+ * is not W_k's, and those behind "down" if they are not q8. */
 static int read_layer(struct pack_file *f, const struct json *of, int l, struct err *err)
 {
     int rc = 0;
-    for (enum slot s = SLOT_WQ; rc == 0 && s <= SLOT_DOWN; s++) {
+    for (enum slot s = SLOT_WQ; rc == 0 && s <= SLOT_LAST_IN_BLOCKS; s++) {
         const char *key = matrix_keys[s - SLOT_WQ];
         enum dtype *at = matrix_type_at(&f->matrices, l, s);
         if (s == SLOT_WV && json_member(of, key) == NULL)
             *at = *matrix_type_at(&f->matrices, l, SLOT_WKV);
-        else
+        else if (s <= SLOT_DOWN || json_member(of, key) != NULL)
             rc = read_matrix(f, of, key, at, err);
     }
     return rc;
@@ -405,10 +411,13 @@ static struct json *describe_matrices(const struct pack_file *f)
     json_push(list, head);
     for (int l = 0; l < f->n_layers; l++) {
         struct json *of = json_new_object();
-        for (enum slot s = SLOT_WQ; s <= SLOT_DOWN; s++)
-            if (s != SLOT_WV || matrix_types_differ_in_kv(&f->matrices, l))
-                json_put_string(of, matrix_keys[s - SLOT_WQ],
-                                dtype_name(matrix_type(&f->matrices, l, s)));
+        for (enum slot s = SLOT_WQ; s <= SLOT_LAST_IN_BLOCKS; s++) {
+            enum dtype t = matrix_type(&f->matrices, l, s);
+            bool is_told = s == SLOT_WV ? matrix_types_differ_in_kv(&f->matrices, l)
+                                        : s <= SLOT_DOWN || t != DTYPE_Q8;
+            if (is_told)
+                json_put_string(of, matrix_keys[s - SLOT_WQ], dtype_name(t));
+        }
         json_push(list, of);
     }
     return list;

@@ -31,8 +31,13 @@ struct layer_weights {
      * K rows, and wv [n_kv_heads * d_head][d] the V rows; else wv.n is 0. */
     struct weight wkv, wv;
     const float *bq, *bkv;
-    const float *q_norm, *k_norm; /* [d_head], or the width of Q and of K */
+    const float *q_norm, *k_norm; /* [d_head], or the width of Q and of K, or of a latent */
     struct weight wo;             /* [d][n_heads * d_head] */
+    /* In latent attention wq is [n_heads * (d_nope + d_rope)][q_rank or d], the rows of d_rope of
+     * all heads first; wkv [d_head][d], those of d_rope first; wo [d][n_heads * d_v].  w_qa is
+     * [q_rank][d]; w_uk, the heads' W_k, transposed, [n_heads * rank][d_nope]; w_uv their W_v
+     * [n_heads * d_v][rank]. */
+    struct weight w_qa, w_uk, w_uv;
     const float *bo;
     struct weight w_up; /* gated: [2 * n_ffn][d], gate rows then up rows; else [n_ffn][d] */
     const float *b_up;

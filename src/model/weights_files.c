@@ -457,6 +457,34 @@ static int take_whole(const struct found *f, const struct tensor_spec *t,
     return rc;
 }
 
+/* Takes W_k of all heads, transposed, or W_v, from the tensor that has both for each head:
+ * [n_heads * (d_nope + d_v)][rank]. Returns whether the checkpoint has it. */
+static bool match_latent(const struct directory *d, const struct naming *n,
+                         const struct model_config *c, const struct tensor_spec *t,
+                         struct tensor_src *out, struct err *err)
+{
+    char name[TENSOR_NAME_BYTES];
+    int64_t each = c->latent.d_nope + c->latent.d_v, rank = config_kv_rank(c);
+    bool of_k = t->parts[0].slot == SLOT_UK;
+    struct tensor_spec both = {.n_dims = 2, .rows = c->n_heads * each, .cols = rank};
+    snprintf(name, sizeof name, "model.layers.%d.self_attn.kv_b_proj.weight", t->layer);
+    struct found *f = find_named(d, n, name);
+    if (f == NULL)
+        return false;
+    d->used[f - d->items] = true;
+    if (take_whole(f, &both, out, err) != 0)
+        return false;
+    out->rows = (struct row_map){.order = of_k ? ROWS_COLUMN_RUNS : ROWS_RUNS,
+                                 .d_head = of_k ? (int32_t)rank : c->latent.d_v,
+                                 .step = (int32_t)each,
+                                 .line_bytes = out->file_row_bytes};
+    if (of_k)
+        out->file_row_bytes = (size_t)t->cols * dtype_bytes(out->dtype);
+    else
+        out->at += (uint64_t)c->latent.d_nope * out->file_row_bytes;
+    return true;
+}
+
 static int match_one(const struct checkpoint *cp, const struct directory *d,
                      const struct model_config *c, const struct tensor_spec *t,
                      const struct naming *n, struct tensor_src *out, struct err *err)
@@ -466,6 +494,13 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
     if (f == NULL && c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot)) {
         if (c->family == FAMILY_GPT_OSS ? match_fused(d, n, c, t, out, &of_fused)
                                         : match_stacked(d, n, c, t, out, &of_fused))
+            return 0;
+        if (of_fused.code != 0)
+            return err_set(err, of_fused.code, "%s", of_fused.msg);
+    }
+    if (f == NULL && config_is_latent(c) &&
+        (t->parts[0].slot == SLOT_UK || t->parts[0].slot == SLOT_UV)) {
+        if (match_latent(d, n, c, t, out, &of_fused))
             return 0;
         if (of_fused.code != 0)
             return err_set(err, of_fused.code, "%s", of_fused.msg);

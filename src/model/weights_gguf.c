@@ -81,6 +81,9 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_BO] = "attn_output",
         [SLOT_ROUTER] = "ffn_gate_inp",
         [SLOT_SINKS] = "attn_sinks",
+        [SLOT_QA] = "attn_q_a",
+        [SLOT_UK] = "attn_k_b",
+        [SLOT_UV] = "attn_v_b",
         [SLOT_SHARED_DOWN] = "ffn_down_shexp",
         [SLOT_SHARED_GATE] = "ffn_gate_inp_shexp",
         [SLOT_DENSE_DOWN] = "ffn_down",
@@ -111,9 +114,18 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_CONV] = "shortconv.conv",
         [SLOT_MIX_OUT] = "shortconv.out_proj",
     };
+    /* those of latent attention, where queries may have a latent, too */
+    const char *const of_latent[N_SLOTS] = {
+        [SLOT_Q_NORM] = "attn_q_a_norm",
+        [SLOT_K_NORM] = "attn_kv_a_norm",
+        [SLOT_WKV] = "attn_kv_a_mqa",
+        [SLOT_WQ] = c->latent.q_rank > 0 ? "attn_q_b" : "attn_q",
+    };
     const struct tensor_part *p = &t->parts[0];
     if (c->family == FAMILY_LFM2 && of_lfm2[p->slot] != NULL)
         return of_lfm2[p->slot];
+    if (config_is_latent(c) && of_latent[p->slot] != NULL)
+        return of_latent[p->slot];
     switch (p->slot) {
     case SLOT_HEAD:
         return c->tie_word_embeddings ? "token_embd" : "output";
@@ -170,6 +182,12 @@ static bool is_query_or_key(const struct tensor_spec *t)
 struct row_map rows_of_folder(const struct model_config *c, const struct tensor_spec *t)
 {
     bool paired = c->family == FAMILY_COHERE2 && is_query_or_key(t);
+    enum slot s = t->parts[0].slot;
+    if (config_is_latent(c) && (s == SLOT_WQ || s == SLOT_WKV)) {
+        int32_t skip = s == SLOT_WQ ? c->latent.d_nope : config_kv_rank(c);
+        return (struct row_map){
+            .order = ROWS_PAIRS, .d_head = skip + c->d_rope, .skip = skip};
+    }
     return (struct row_map){.order = paired ? ROWS_PAIRS : ROWS_SAME, .d_head = c->d_head};
 }
 
@@ -239,6 +257,10 @@ static int element_type(const struct match *m, const struct gguf_file *in,
 static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *t,
                       int64_t all)
 {
+    enum slot s = t->parts[0].slot;
+    if ((s == SLOT_UK || s == SLOT_UV) && have->n_dims == 3) /* by heads */
+        return have->shape[0] * have->shape[1] == (uint64_t)all &&
+               have->shape[2] == (uint64_t)t->cols;
     if (t->n_dims == 3)
         return have->n_dims == 2 && have->shape[1] == (uint64_t)t->n_conv &&
                have->shape[0] == (uint64_t)(all / t->n_conv);

@@ -96,6 +96,8 @@ static struct names names_of(const struct model_config *c)
     case FAMILY_QWEN3_5_MOE:
     case FAMILY_QWEN3_NEXT:
     case FAMILY_GLM4_MOE:
+    case FAMILY_GLM4_LITE:
+    case FAMILY_DEEPSEEK2:
     case FAMILY_GPT_OSS: /* folders have one tensor of all experts (weights_files.c) */
         n.router = c->family == FAMILY_GPT_OSS ? "mlp.router" : "mlp.gate";
         n.expert = "mlp.experts";
@@ -212,6 +214,8 @@ int64_t slot_rows(const struct model_config *c, int l, enum slot s)
     case SLOT_OUT_SCALE:
         return 1;
     case SLOT_WQ:
+        if (config_is_latent(c))
+            return config_latent_q_dim(c);
         return c->attn_gated ? 2 * q_dim(c, l) : q_dim(c, l);
     case SLOT_BQ:
         return q_dim(c, l);
@@ -232,9 +236,15 @@ int64_t slot_rows(const struct model_config *c, int l, enum slot s)
         return (int64_t)2 * c->n_dense_ffn;
     case SLOT_SHARED_GATE:
         return 1;
+    case SLOT_QA:
+        return c->latent.q_rank;
+    case SLOT_UK:
+        return (int64_t)c->n_heads * config_kv_rank(c);
+    case SLOT_UV:
+        return (int64_t)c->n_heads * c->latent.d_v;
     case SLOT_WKV:
     case SLOT_BKV:
-        return 2 * kv_dim(c, l);
+        return config_kv_width(c, l);
     case SLOT_WV:
         return kv_dim(c, l);
     case SLOT_UP:
@@ -253,8 +263,12 @@ int64_t slot_rows(const struct model_config *c, int l, enum slot s)
     case SLOT_DENSE_2:
         return c->dense[1];
     case SLOT_Q_NORM:
+        if (config_is_latent(c))
+            return c->latent.q_rank;
         return c->qk_norm == QK_NORM_ALL ? q_dim(c, l) : config_d_head(c, l);
     case SLOT_K_NORM:
+        if (config_is_latent(c))
+            return config_kv_rank(c);
         return c->qk_norm == QK_NORM_ALL ? kv_dim(c, l) : config_d_head(c, l);
     default:
         return c->n_embd;
@@ -267,7 +281,13 @@ int64_t slot_cols(const struct model_config *c, int l, enum slot s)
         return 1;
     switch (s) {
     case SLOT_WO:
-        return q_dim(c, l);
+        return config_is_latent(c) ? (int64_t)c->n_heads * c->latent.d_v : q_dim(c, l);
+    case SLOT_WQ:
+        return c->latent.q_rank > 0 ? c->latent.q_rank : c->n_embd;
+    case SLOT_UK:
+        return c->latent.d_nope;
+    case SLOT_UV:
+        return config_kv_rank(c);
     case SLOT_MIX_OUT:
         return mix_dim(c);
     case SLOT_SHARED_DOWN:
@@ -519,6 +539,30 @@ static void add_k_as_v(struct builder *b, const char *stem, int64_t n_rows)
     t->rows = n_rows;
 }
 
+/* Adds the tensors of latent attention.  Folders have W_k and W_v of all heads in one. */
+static void add_latent(struct builder *b)
+{
+    const struct model_config *c = b->c;
+    int64_t rope = c->d_rope, rank = config_kv_rank(c);
+    bool of_low = c->latent.q_rank > 0;
+    if (of_low) {
+        add_linear(b, "self_attn.q_a_proj", SLOT_QA, N_SLOTS, 0, c->latent.q_rank);
+        add_norm(b, "self_attn.q_a_layernorm", SLOT_Q_NORM, N_SLOTS);
+    }
+    add_groups(b, of_low ? "self_attn.q_b_proj" : "self_attn.q_proj", c->n_heads, 2,
+               (const enum slot[]){SLOT_WQ, SLOT_WQ},
+               (const int64_t[]){c->latent.d_nope, rope},
+               (const int64_t[]){c->n_heads * rope, 0});
+    add_groups(b, "self_attn.kv_a_proj_with_mqa", 1, 2,
+               (const enum slot[]){SLOT_WKV, SLOT_WKV}, (const int64_t[]){rank, rope},
+               (const int64_t[]){rope, 0});
+    add_norm(b, "self_attn.kv_a_layernorm", SLOT_K_NORM, N_SLOTS);
+    add_linear(b, "self_attn.k_b_proj", SLOT_UK, N_SLOTS, 0,
+               slot_rows(c, b->layer, SLOT_UK));
+    add_linear(b, "self_attn.v_b_proj", SLOT_UV, N_SLOTS, 0,
+               slot_rows(c, b->layer, SLOT_UV));
+}
+
 static void add_qkv(struct builder *b, const struct names *n)
 {
     const struct model_config *c = b->c;
@@ -631,7 +675,10 @@ static void add_layer(struct builder *b, const struct names *n)
     } else if (config_is_recurrent(b->c, b->layer)) {
         add_recurrence(b);
     } else {
-        add_qkv(b, n);
+        if (config_is_latent(b->c))
+            add_latent(b);
+        else
+            add_qkv(b, n);
         add_linear(b, n->out, SLOT_WO, SLOT_BO, 0, b->c->n_embd);
     }
     if (n->post1 != NULL)

@@ -38,6 +38,9 @@ enum slot {
     SLOT_DENSE_DOWN,
     SLOT_LAYER_GATE, /* of each layer's own embeddings (config.h, n_layer_embd): in; out */
     SLOT_LAYER_OUT,
+    SLOT_QA, /* of latent attention (weights.h) */
+    SLOT_UK,
+    SLOT_UV,
     /* Always f32 (slot_is_f32). */
     SLOT_ROUTER,
     SLOT_MIX_BA, /* of recurrent layers: beta and a */
@@ -79,6 +82,8 @@ enum slot {
     SLOT_MIX_NORM,
     N_SLOTS,
 };
+
+#define SLOT_LAST_IN_BLOCKS SLOT_UV /* the last one that may have 4 bits */
 
 static inline bool slot_is_table(enum slot s)
 {

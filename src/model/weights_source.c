@@ -127,11 +127,13 @@ void tensor_set_close(struct tensor_set *set)
 /* Returns the number of the row in the file that holds row r of the tensor. */
 static int64_t file_row(const struct row_map *m, int64_t r)
 {
-    const int64_t d = m->d_head, half = d / 2;
+    const int64_t d = m->d_head, half = (d - m->skip) / 2;
     if (m->order == ROWS_PAIRS) {
-        int64_t head = r / d, i = r % d;
-        return head * d + (i < half ? 2 * i : 2 * (i - half) + 1);
+        int64_t head = r / d, i = r % d - m->skip;
+        return i < 0 ? r : head * d + m->skip + (i < half ? 2 * i : 2 * (i - half) + 1);
     }
+    if (m->order == ROWS_RUNS)
+        return r / d * m->step + r % d;
     if (m->order == ROWS_GROUPS) {
         int64_t q = m->per_group * d, group = r / (q + 2 * d), i = r % (q + 2 * d);
         if (i < q)
@@ -164,6 +166,21 @@ static int read_columns(const struct tensor_src *s, int64_t row, int64_t n, uint
     for (size_t k = 0; rc == 0 && k < s->file_row_bytes / bytes; k++)
         rc = read_steps(s->fd, s->at + k * s->rows.line_bytes + (size_t)row * step * bytes,
                         bytes, s->rows.step, n, to + k * bytes, s->file_row_bytes);
+    return rc;
+}
+
+/* Reads rows that are columns of runs of lines. */
+static int read_column_runs(const struct tensor_src *s, int64_t row, int64_t n, uint8_t *to)
+{
+    int rc = 0;
+    for (int64_t i = 0, k; rc == 0 && i < n; i += k) {
+        int64_t run = (row + i) / s->rows.d_head, first = (row + i) % s->rows.d_head;
+        struct tensor_src one = *s;
+        k = n - i < s->rows.d_head - first ? n - i : s->rows.d_head - first;
+        one.at += (uint64_t)(run * s->rows.step) * s->rows.line_bytes;
+        one.rows.step = 1;
+        rc = read_columns(&one, first, k, to + (size_t)i * s->file_row_bytes);
+    }
     return rc;
 }
 
@@ -205,6 +222,8 @@ int tensor_src_read(const struct tensor_src *s, int64_t row, int64_t n, void *ds
         return read_split_blocks(s, row, n, to);
     if (s->rows.order == ROWS_COLUMNS)
         return read_columns(s, row, n, to);
+    if (s->rows.order == ROWS_COLUMN_RUNS)
+        return read_column_runs(s, row, n, to);
     if (s->rows.order == ROWS_STEPS)
         return read_steps(
             s->fd, s->at + (uint64_t)row * (uint64_t)s->rows.step * s->file_row_bytes,

@@ -34,15 +34,20 @@ enum row_order {
     ROWS_PAIRS,
     /* falcon: all q, all k, all v; the model has q, k, v of a group together */
     ROWS_GROUPS,
+    /* latent attention: rows of runs of d_head, each `step` rows behind the one before it; or
+     * columns of such runs of lines, of which the file has d_head behind one another */
+    ROWS_RUNS,
+    ROWS_COLUMN_RUNS,
     /* gpt_oss, in the tensor of all experts: every `step`-th row, or every `step`-th column */
     ROWS_STEPS,
     ROWS_COLUMNS,
 };
 struct row_map {
     enum row_order order;
-    /* d_head: for ROWS_PAIRS. For ROWS_GROUPS: per_group query heads in each of n_groups. */
+    /* d_head: for ROWS_PAIRS, of whose heads the first `skip` rows stay in their places. For
+     * ROWS_GROUPS: per_group query heads in each of n_groups. */
     int32_t d_head, per_group, n_groups;
-    int32_t step;
+    int32_t step, skip;
     size_t
         line_bytes; /* for ROWS_COLUMNS: from a row of the file's matrix to the next one */
 };

@@ -31,6 +31,9 @@ struct activations {
     struct mat sum;   /* f32: the residual stream inside a layer, not rounded */
     /* In gated attention the rows of q have the gates behind them, and then attention's results. */
     struct mat q, att;
+    /* In latent attention: the queries, of all heads first the rotated dimensions and then the
+     * others, or the results of all heads; behind them the queries' latent. */
+    struct mat latent;
     /* Of recurrent layers: beta and a, the channels, z, and the heads' results. */
     struct mat mix;
     struct mat kv;      /* K and V before they are rounded to kv_rows */

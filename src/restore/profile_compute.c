@@ -550,7 +550,7 @@ static int fit_layers(struct platform *p, struct bench *b, int rows, bool full)
 
 static double projection_flop(const struct model *m, int n)
 {
-    return 2.0 * n * m->cfg.n_embd * 2 * model_kv_dim(m, 0);
+    return 2.0 * n * m->cfg.n_embd * config_kv_width(&m->cfg, 0);
 }
 
 static int fit_projection(struct platform *p, struct bench *b, int rows, bool full)

@@ -253,7 +253,7 @@ static int fill_partial(struct restore *r, const struct group *g, int i, struct 
     struct kv_layer kv = kv_pool_layer(r->rr->o.pool, g->layer);
     int n = g->reads[i].hit->n_tokens;
     struct mat rows = mat_of((void *)(uintptr_t)record, m->dtype, n,
-                             2 * model_kv_dim(m, g->layer));
+                             config_kv_width(&m->cfg, g->layer));
     return model_kv_fill(m, s, g->layer, &kv, rows,
                          rows_of(r, &q, (g->first_chunk + i) * STORE_CHUNK_TOKENS, n));
 }

@@ -880,7 +880,7 @@ static const void *lay_out_kv(void *arg, const struct store_record *r)
     struct saver *s = c->seq->saver;
     const struct model *m = s->o.model;
     struct mat rows = mat_of(save_record(c, r->layer, STORE_KV), m->dtype,
-                             STORE_CHUNK_TOKENS, 2 * model_kv_dim(m, r->layer));
+                             STORE_CHUNK_TOKENS, config_kv_width(&m->cfg, r->layer));
     int rc = model_kv_pack(m, s->pack_stream, r->layer, s->packed.ptr, rows);
     return rc == 0 ? s->packed.ptr : NULL;
 }

@@ -406,11 +406,21 @@ int host_rope_kv_fill(struct stream *s, struct mat q, const struct kv_layer *kv,
 
 /* --- packing ---------------------------------------------------------------------------------- */
 
-/* Fills a temporary block without rotation. */
+/* Fills a temporary block without rotation, or copies the rows of V by heads. */
 int host_kv_pack(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head)
 {
     int32_t pos[KV_BLOCK_TOKENS], block = 0, seq_row[2] = {0, KV_BLOCK_TOKENS};
     const int32_t *table = &block;
+    size_t head_bytes = (size_t)d_head * dtype_bytes(rows.dtype);
+    if (kv_rows_are_one(n_kv, d_head, rows)) {
+        for (size_t h = 0; h < (size_t)n_kv; h++)
+            for (size_t i = 0; i < KV_BLOCK_TOKENS; i++)
+                memcpy((uint8_t *)chunk + (h * KV_BLOCK_TOKENS + i) * head_bytes,
+                       (const uint8_t *)rows.data +
+                           (i * (size_t)rows.ld * dtype_bytes(rows.dtype) + h * head_bytes),
+                       head_bytes);
+        return stream_enter(s);
+    }
     struct rope none = {.max_pos = KV_BLOCK_TOKENS};
     for (int i = 0; i < KV_BLOCK_TOKENS; i++)
         pos[i] = i;

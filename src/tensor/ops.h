@@ -80,7 +80,7 @@
 /* Limits that every backend supports. A model that needs more is refused when its config is read.
  */
 #define MATMUL_MAX_K         65536 /* length of a row of a weight */
-#define ATTENTION_MAX_D_HEAD 512
+#define ATTENTION_MAX_D_HEAD 576
 #define ATTENTION_MAX_GROUP  96 /* query heads that share a KV head */
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
@@ -147,6 +147,8 @@ struct kv_chunks {
     const void *first;
     size_t stride;
     size_t v_at; /* bytes from a chunk's K to its V; 0: V follows the layer's heads of K */
+    /* Chunks are [n_kv][64][d_head] of V alone, which is K before RoPE (kv_fill). */
+    bool v_is_k;
     const int32_t *blocks; /* [n], in host memory */
     int n;
     int32_t pos0; /* a multiple of 64 */
@@ -355,7 +357,8 @@ struct ops {
                 const struct ragged *r);
     /* Writes K and V into blocks.  rows [n][2 * n_kv * d_head] T: K (after bias and QK norm, before
      * RoPE) then V, one row per row of r.  Rows may be wider, with more heads: the layer's own are
-     * then the first of each half. */
+     * then the first of each half.  Rows [n][n_kv * d_head] have K alone: V is K before RoPE.  Only
+     * on devices whose memory is the host's, and so kv_load and kv_pack. */
     int (*kv_fill)(struct stream *s, const struct kv_layer *kv, struct mat rows,
                    const struct rope *rope, const struct ragged *r);
     /* Does rope of q and kv_fill of rows in one operation, on devices where that saves a launch. */
@@ -368,8 +371,8 @@ struct ops {
      * launch. */
     int (*kv_load)(struct stream *s, const struct kv_layer *kv,
                    const struct kv_chunks *chunks, const struct rope *rope);
-    /* Makes the chunk that kv_load takes from rows [64][2 * n_kv * d_head] T. Both are in *host*
-     * memory on every device: saving packs in the background. */
+    /* Makes the chunk that kv_load takes from rows [64][2 * n_kv * d_head] T, or from those of V
+     * alone. Both are in *host* memory on every device: saving packs in the background. */
     int (*kv_pack)(struct stream *s, void *chunk, struct mat rows, int n_kv, int d_head);
     /* Reads back what kv_fill has written, for tests and tools: out [n][2 * n_kv * d_head] T, K
      * rotated. */

@@ -78,13 +78,20 @@ static inline void check_kv_load(const struct kv_layer *kv, const struct kv_chun
                                c->pos0 + (int64_t)c->n * KV_BLOCK_TOKENS <= rope->max_pos));
 }
 
+/* Returns whether rows have K alone, which is V before RoPE (kv_fill). */
+static inline bool kv_rows_are_one(int n_kv, int d_head, struct mat rows)
+{
+    return rows.cols == (int64_t)n_kv * d_head;
+}
+
 static inline void check_kv_rows(const struct kv_layer *kv, struct mat rows,
                                  const struct ragged *r)
 {
     check_mat(rows);
     check_ragged(r, rows.rows);
-    CHECK(rows.dtype == kv->dtype && rows.cols % 2 == 0 &&
-          rows.cols >= (int64_t)2 * kv->n_kv * kv->d_head);
+    CHECK(rows.dtype == kv->dtype &&
+          (kv_rows_are_one(kv->n_kv, kv->d_head, rows) ||
+           (rows.cols % 2 == 0 && rows.cols >= (int64_t)2 * kv->n_kv * kv->d_head)));
 }
 
 /* Checks the arguments of attention. Returns the number of query heads. */

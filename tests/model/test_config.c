@@ -322,8 +322,8 @@ static void test_refusals(void **state)
            "not a multiple of 3 KV heads");
     refuse(LLAMA(", \"head_dim\": 7"), ERR_FORMAT, "7 dimensions of a head are rotated");
     refuse(LLAMA(", \"head_dim\": 65536"), ERR_FORMAT, "8 heads of 65536 dimensions");
-    refuse(LLAMA(", \"head_dim\": 514"), ERR_UNSUPPORTED,
-           "heads of 514 dimensions: at most 512 are supported");
+    refuse(LLAMA(", \"head_dim\": 578"), ERR_UNSUPPORTED,
+           "heads of 578 dimensions: at most 576 are supported");
     refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
            "\"num_attention_heads\": 97, \"num_key_value_heads\": 1, \"head_dim\": 8,"
            "\"vocab_size\": 512, \"intermediate_size\": 172,"

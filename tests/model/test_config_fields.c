@@ -322,8 +322,8 @@ static void test_limits_of_heads(void **state)
     } known[] = {
         {65536, 256, 256, 256, 0, ""}, /* 65536 in all, 256 a head */
         {64, 258, 258, 256, ERR_FORMAT, "258 heads of 256 dimensions are more than 65536"},
-        {64, 1, 1, 512, 0, ""},
-        {64, 1, 1, 514, ERR_UNSUPPORTED, "heads of 514 dimensions: at most 512"},
+        {64, 1, 1, 576, 0, ""},
+        {64, 1, 1, 578, ERR_UNSUPPORTED, "heads of 578 dimensions: at most 576"},
         {64, 96, 1, 8, 0, ""},
         {64, 97, 1, 8, ERR_UNSUPPORTED, "97 attention heads for each KV head: at most 96"},
         {64, 4, 4, 2, 0, ""},
@@ -656,7 +656,7 @@ static void test_which_family(void **state)
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
         "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2, "
-        "gemma4_text (see hcache model --families)");
+        "gemma4_text, deepseek_v2, glm4_moe_lite (see hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -668,7 +668,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(25, &name, &architecture));
+    assert_false(family_at(27, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -677,7 +677,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)25), "unknown");
+    assert_string_equal(family_name((enum model_family)27), "unknown");
 }
 
 /* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */

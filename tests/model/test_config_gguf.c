@@ -311,9 +311,9 @@ static void test_the_rotated_part_of_a_head(void **state)
 #define HEADS_OF(n)                                                                        \
     FILE_OF(.values = {U32("attention.key_length", n), U32("attention.value_length", n)})
     assert_int_equal(load(HEADS_OF(256)).d_rope, 256);
-    refuse(HEADS_OF(514), ERR_UNSUPPORTED,
+    refuse(HEADS_OF(578), ERR_UNSUPPORTED,
            "'llama.rope.dimension_count' must be from 2 to the dimensions of a head, which "
-           "are at most 512");
+           "are at most 576");
 }
 
 static void test_linear_scaling_stretches_every_wavelength(void **state)

@@ -197,7 +197,7 @@ static void check_projection(const char *family, struct solo *t, const struct ex
                      &(struct model_tap){.layer = save_layer, .arg = &saved});
     int64_t d = t->m->cfg.n_embd;
     for (int l = 0; l < config_n_keeping(&t->m->cfg); l++) {
-        int64_t width = 2 * model_kv_dim(t->m, l);
+        int64_t width = config_kv_width(&t->m->cfg, l);
         struct mat h = mat_of(saved.hidden[l], t->m->dtype, N_PROMPT, d);
         if (config_is_recurrent(&t->m->cfg, l)) {
             check_replay(family, t, l, h);
@@ -318,15 +318,17 @@ static void test_f16_overflow(void **state)
 int main(void)
 {
     static char *const names[] = {
-        "llama",           "llama3",     "mistral",       "qwen2",          "qwen2-window",
-        "qwen3",           "opt",        "phi",           "phi3",           "gemma",
-        "falcon-7b",       "falcon-40b", "falcon-11b",    "falcon-rw",      "qwen3-moe",
-        "mixtral",         "gemma3",     "olmo2",         "granite",        "gemma3-vision",
-        "qwen3-yarn",      "phi3-long",  "phi3-short",    "olmo3",          "gpt-oss",
-        "gpt-oss-mxfp4",   "gemma2",     "qwen3.5",       "qwen3.5-vision", "qwen3.5-moe",
-        "qwen3-next",      "cohere2",    "ministral3",    "mistral3",       "glm4-moe",
-        "glm4-moe-groups", "gemma4",     "gemma4-layers", "gemma4-moe",     "lfm2",
-        "lfm2-untied"};
+        "llama",          "llama3",        "mistral",    "qwen2",
+        "qwen2-window",   "qwen3",         "opt",        "phi",
+        "phi3",           "gemma",         "falcon-7b",  "falcon-40b",
+        "falcon-11b",     "falcon-rw",     "qwen3-moe",  "mixtral",
+        "gemma3",         "olmo2",         "granite",    "gemma3-vision",
+        "qwen3-yarn",     "phi3-long",     "phi3-short", "olmo3",
+        "gpt-oss",        "gpt-oss-mxfp4", "gemma2",     "qwen3.5",
+        "qwen3.5-vision", "qwen3.5-moe",   "qwen3-next", "cohere2",
+        "ministral3",     "mistral3",      "glm4-moe",   "glm4-moe-groups",
+        "gemma4",         "gemma4-layers", "gemma4-moe", "lfm2",
+        "lfm2-untied",    "deepseek-v2",   "glm4-lite"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 1];
     for (int i = 0; i < N; i++)

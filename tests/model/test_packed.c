@@ -127,6 +127,7 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same("synth:tiny-mha", "bf16r");
     /* q4_1, and q8 for matrices whose rows are not whole blocks */
     expect_same("synth:tiny-mha", "q4");
+    expect_same(FAMILIES "deepseek-v2", "q4"); /* matrices that only some models have */
     expect_same(GGUF "mixed.gguf", NULL);
     expect_same(GGUF "mixed.gguf", "q4");  /* has q4_k, q4_0 and q8 */
     expect_same(GGUF "layers.gguf", "q4"); /* its layers differ in types and sizes */
@@ -560,6 +561,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         FAMILY("cohere2"),
+        FAMILY("deepseek-v2"),
         FAMILY("falcon-11b"),
         FAMILY("falcon-40b"),
         FAMILY("falcon-7b"),
@@ -567,6 +569,7 @@ int main(void)
         FAMILY("gemma"),
         FAMILY("gemma4-layers"),
         FAMILY("gemma4-moe"),
+        FAMILY("glm4-lite"),
         FAMILY("glm4-moe"),
         FAMILY("lfm2"),
         FAMILY("llama"),

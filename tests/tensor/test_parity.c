@@ -653,6 +653,58 @@ static void check_kv_load(enum dtype t, int n_kv, int d_head, int d_rot)
     rope_free(&rope);
 }
 
+/* Rows and chunks of K alone, which is V, too, fill a block as rows do that have it twice. */
+static void check_kv_of_one(enum dtype t, int n_kv, int d_head, int d_rot)
+{
+    enum { TOKENS = 150, FIRST = 64, LAST = 128 };
+    struct rope rope = rope_make(192, d_rot);
+    struct mat one = mat_random(t, TOKENS, n_kv * d_head, 18);
+    struct mat two = mat_alloc(t, TOKENS, 2 * one.cols);
+    for (int i = 0; i < TOKENS; i++)
+        for (int k = 0; k < 2; k++)
+            memcpy((char *)two.data + (size_t)((2 * i + k) * one.cols) * dtype_bytes(t),
+                   (const char *)one.data + (size_t)(i * one.cols) * dtype_bytes(t),
+                   (size_t)one.cols * dtype_bytes(t));
+    struct cache want = cache_make(&ref, t, n_kv, d_head, 1, 192);
+    struct test_batch all = batch_make(&want, 1, (int[]){0}, (int[]){TOKENS});
+    ref.ops->kv_fill(ref.stream, &want.kv, two, &rope, &all.r);
+    void *chunk = xmalloc((size_t)(64 * one.cols) * dtype_bytes(t));
+    for (int i = -1; i < ISA_COUNT; i++) {
+        const struct lab *l = i < 0 ? &ref : &cpu[i];
+        if (l->device == NULL)
+            continue;
+        struct cache got = cache_make(l, t, n_kv, d_head, 1, 192);
+        l->ops->kv_fill(l->stream, &got.kv, one, &rope, &all.r);
+        assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
+        size_t at = (size_t)all.r.tables[0][FIRST / 64] * got.kv.block_stride;
+        memset(got.kv.blocks + at, 0xff, kv_block_bytes(n_kv, d_head, t));
+        l->ops->kv_pack(l->stream, chunk, mat_rows(one, FIRST, LAST - FIRST), n_kv, d_head);
+        struct kv_chunks c = {.first = chunk,
+                              .v_is_k = true,
+                              .blocks = &all.r.tables[0][FIRST / 64],
+                              .n = 1,
+                              .pos0 = FIRST};
+        l->ops->kv_load(l->stream, &got.kv, &c, &rope);
+        assert_memory_equal(got.mem.ptr, want.mem.ptr, want.mem.bytes);
+        cache_free(l, &got);
+    }
+    free(chunk);
+    batch_free(&all);
+    cache_free(&ref, &want);
+    mat_free(&one);
+    mat_free(&two);
+    rope_free(&rope);
+}
+
+static void test_kv_of_one(void **state)
+{
+    EACH_TYPE(t)
+    {
+        check_kv_of_one(t, 1, 576, 64);
+        check_kv_of_one(t, 3, 20, 6);
+    }
+}
+
 static void test_kv_load(void **state)
 {
     EACH_TYPE(t)
@@ -716,9 +768,12 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
 
 static void test_attention(void **state)
 {
-    for (size_t i = 0; i < 2 * N_CASES(attention_cases); i++) {
+    static const struct attention_case latent = {6,    1, 576, 0, 2, {{60, 10}, {129, 1}},
+                                                 false};
+    for (size_t i = 0; i < 2 * N_CASES(attention_cases) + 2; i++) {
         const size_t c = i / 2;
-        const struct attention_case *ac = &attention_cases[c];
+        const struct attention_case *ac = c < N_CASES(attention_cases) ? &attention_cases[c]
+                                                                       : &latent;
         const float cap = c % 3 == 1 ? 5 : 0, *sinks = c % 2 == 1 ? some_sinks : NULL;
         const bool both = i % 2 == 1;
         if (ac->bench)
@@ -777,6 +832,7 @@ int main(void)
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_kv_fill),
         cmocka_unit_test(test_kv_load),
+        cmocka_unit_test(test_kv_of_one),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_sample),
     };

@@ -7,7 +7,8 @@ library only.
 
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
-gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, gemma4_text, lfm2.  A byte-level BPE tokenizer and the chat template are included if the folder has
+gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, gemma4_text, lfm2,
+deepseek_v2, glm4_moe_lite.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -24,7 +25,7 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
          "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe",
-         "gemma4_text": "gemma4", "lfm2": "lfm2"}
+         "gemma4_text": "gemma4", "lfm2": "lfm2", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 GEMMA3 = ("gemma3", "gemma-embedding")
 PLUS_ONE = ("gemma", "gemma2", *GEMMA3, *HYBRIDS)
@@ -55,6 +56,8 @@ INSIDE = {
     "mlp.shared_experts.up_proj": "ffn_up_shexp", "mlp.shared_experts.down_proj": "ffn_down_shexp",
     "operator_norm": "attn_norm", "self_attn.out_proj": "attn_output", "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
+    "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
 GEMMA4 = {"router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
           "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
@@ -154,6 +157,16 @@ def recurrent(layer, inner, dtype, shape, raw, c):
     yield out + {"A_log": "", "dt_bias": ".bias"}.get(inner.split(".")[1], ".weight"), dtype, shape, raw
 
 
+def latent(layer, dtype, shape, raw, c):
+    """Yields W_k of each head, transposed, and W_v, from the tensor that has both for each head."""
+    heads, rank, n_k, n_v = c["num_attention_heads"], shape[1], c["qk_nope_head_dim"], c["v_head_dim"]
+    size, row = TYPES[dtype][1], rank * TYPES[dtype][1]
+    each = [raw[h * (n_k + n_v) * row : (h + 1) * (n_k + n_v) * row] for h in range(heads)]
+    k = [b[i * row + r * size : i * row + (r + 1) * size] for b in each for r in range(rank) for i in range(n_k)]
+    yield f"blk.{layer}.attn_k_b.weight", dtype, [heads, rank, n_k], b"".join(k)
+    yield f"blk.{layer}.attn_v_b.weight", dtype, [heads, n_v, rank], b"".join(b[n_k * row :] for b in each)
+
+
 def guessing(layer, tensors, n_embd):
     """Yields the tensors of a layer that guesses tokens: those of a layer of attention, and its own."""
     last = max(int(name.split(".")[1]) for name, *_ in tensors if ".attn_q." in name)
@@ -226,14 +239,25 @@ def metadata(c, arch, vocab_rows, n_guessing):
         yield "embedding_length_per_layer_input", U32, c["hidden_size_per_layer_input"]
         if c["final_logit_softcapping"]:
             yield "final_logit_softcapping", F32, c["final_logit_softcapping"]
+    if arch == "deepseek2":
+        kv, d, of_rope = 1, c["kv_lora_rank"] + c["qk_rope_head_dim"], c["qk_rope_head_dim"]
+        yield "attention.kv_lora_rank", U32, c["kv_lora_rank"]
+        if c["q_lora_rank"]:
+            yield "attention.q_lora_rank", U32, c["q_lora_rank"]
+        yield "attention.key_length", U32, d
+        yield "attention.value_length", U32, c["kv_lora_rank"]
+        yield "attention.key_length_mla", U32, c["qk_nope_head_dim"] + of_rope
+        yield "attention.value_length_mla", U32, c["v_head_dim"]
+        if rope.get("mscale_all_dim"):
+            yield "rope.scaling.yarn_log_multiplier", F32, 0.1 * rope["mscale_all_dim"]
     yield "feed_forward_length", U32, n_ffn
     yield "attention.head_count", U32, heads
     yield "attention.head_count_kv", U32, kv
     yield norm, F32, eps
     yield "rope.freq_base", F32, rope["rope_theta"]
-    yield "rope.dimension_count", U32, int(d * rope.get("partial_rotary_factor", 1.0))
+    yield "rope.dimension_count", U32, of_rope if arch == "deepseek2" else int(d * rope.get("partial_rotary_factor", 1.0))
     yield "vocab_size", U32, vocab_rows
-    if d * heads != c["hidden_size"] or "head_dim" in c:
+    if arch != "deepseek2" and (d * heads != c["hidden_size"] or "head_dim" in c):
         yield "attention.key_length", U32, d
         yield "attention.value_length", U32, d
     if c.get("sliding_window") and arch in ("phi3", "llama", *GEMMA3, "olmo2", "gpt-oss", "gemma2", "cohere2", "gemma4"):
@@ -292,19 +316,22 @@ def metadata(c, arch, vocab_rows, n_guessing):
             yield "nextn_predict_layers", U32, n_guessing
         if experts:
             yield "expert_shared_feed_forward_length", U32, c["shared_expert_intermediate_size"]
-    if arch == "glm4moe":
-        yield "leading_dense_block_count", U32, c["first_k_dense_replace"]
+    if arch in ("glm4moe", "deepseek2"):
+        sigmoid = c["model_type"] != "deepseek_v2"
+        yield "leading_dense_block_count", U32, c.get("first_k_dense_replace", c.get("mlp_layer_types", []).count("dense"))
         yield "expert_count", U32, c["n_routed_experts"]
         yield "expert_used_count", U32, c["num_experts_per_tok"]
         yield "expert_shared_count", U32, c["n_shared_experts"]
         yield "expert_weights_scale", F32, c["routed_scaling_factor"]
-        yield "expert_weights_norm", BOOL, int(c["norm_topk_prob"])
-        yield "expert_gating_func", U32, 2
-        yield "expert_group_count", U32, c["n_group"]
-        yield "expert_group_used_count", U32, c["topk_group"]
+        if c["norm_topk_prob"] or sigmoid:
+            yield "expert_weights_norm", BOOL, int(c["norm_topk_prob"])
+        yield "expert_gating_func", U32, 2 if sigmoid else 1
+        if c.get("n_group"):
+            yield "expert_group_count", U32, c["n_group"]
+            yield "expert_group_used_count", U32, c["topk_group"]
         if n_guessing:
             yield "nextn_predict_layers", U32, n_guessing
-    if arch in ("qwen3moe", "qwen35moe", "qwen3next", "glm4moe") or (arch == "gemma4" and experts):
+    if arch in ("qwen3moe", "qwen35moe", "qwen3next", "glm4moe", "deepseek2") or (arch == "gemma4" and experts):
         yield "expert_feed_forward_length", U32, c["moe_intermediate_size"]
 
 
@@ -389,6 +416,9 @@ def converted(folder, c, arch):
             if inner != "linear_attn.norm":
                 yield from recurrent(layer, inner, dtype, shape, raw, c)
                 continue
+        if name.endswith(".kv_b_proj.weight"):
+            yield from latent(name.split(".")[2], dtype, shape, raw, c)
+            continue
         if name.endswith(".e_score_correction_bias"):
             name = name.replace("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
         if name.endswith("self_attn.sinks"):
@@ -508,7 +538,8 @@ if __name__ == "__main__":
         for name in ("llama", "llama3", "mistral", "qwen2", "qwen3", "phi", "phi3", "gemma", "falcon-7b", "falcon-11b",
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
                      "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3",
-                     "glm4-moe", "glm4-moe-groups", "gemma4", "gemma4-layers", "gemma4-moe", "lfm2", "lfm2-untied"):
+                     "glm4-moe", "glm4-moe-groups", "gemma4", "gemma4-layers", "gemma4-moe", "lfm2", "lfm2-untied",
+                     "deepseek-v2", "glm4-lite"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name in ("qwen3.5", "glm4-moe")))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

@@ -236,6 +236,20 @@ FAMILIES = {
         n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=0,
         n_group=4, topk_group=2, norm_topk_prob=False, routed_scaling_factor=0.8,
         rope_parameters=rope(1000.0, partial_rotary_factor=0.5))),
+    # latent attention: a dense layer, then experts by a softmax, and scores that YaRN changes
+    "deepseek-v2": ("DeepseekV2Config", "bfloat16", dict(
+        BASE, hidden_size=64, intermediate_size=64, num_key_value_heads=4, q_lora_rank=None,
+        kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=16, v_head_dim=32,
+        moe_intermediate_size=32, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=2, first_k_dense_replace=1,
+        routed_scaling_factor=1.2, rope_parameters=rope(
+            1000.0, rope_type="yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, mscale=0.707,
+            mscale_all_dim=0.707, original_max_position_embeddings=64))),
+    # queries have a latent, too, and routers compute sigmoids
+    "glm4-lite": ("Glm4MoeLiteConfig", "bfloat16", dict(
+        BASE, num_hidden_layers=2, num_key_value_heads=4, q_lora_rank=40, kv_lora_rank=48,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=32, moe_intermediate_size=24,
+        n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, n_group=1, topk_group=1,
+        routed_scaling_factor=1.8, rms_norm_eps=1e-5, rope_parameters=rope(1000.0))),
     "gemma4": ("Gemma4TextConfig", "bfloat16", dict(
         GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0)),
     "gemma4-layers": ("Gemma4TextConfig", "bfloat16", dict(

@@ -93,6 +93,9 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
     uint8_t *block = kv->blocks +
                      (size_t)j->r->tables[sp.seq][pos / KV_BLOCK_TOKENS] * kv->block_stride;
     size_t k_bytes = (size_t)kv->n_kv * head_bytes * KV_BLOCK_TOKENS;
+    size_t v_at = kv_rows_are_one(kv->n_kv, kv->d_head, j->rows)
+                      ? 0
+                      : (size_t)j->rows.cols / 2 * e;
     return (struct kv_run){
         .dtype = kv->dtype,
         .d_head = kv->d_head,
@@ -100,7 +103,7 @@ static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, in
         .t0 = pos % KV_BLOCK_TOKENS,
         .n = sp.n,
         .k_rows = row + (size_t)head * head_bytes,
-        .v_rows = row + (size_t)j->rows.cols / 2 * e + (size_t)head * head_bytes,
+        .v_rows = row + v_at + (size_t)head * head_bytes,
         .row_bytes = (size_t)j->rows.ld * e,
         .cos = j->rope->cos + (int64_t)pos * half,
         .sin = j->rope->sin + (int64_t)pos * half,
@@ -162,6 +165,31 @@ int cpu_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return rc;
 }
 
+/* Loads a chunk of V, which is K before RoPE: its heads are rows, as kv_fill takes them. */
+static void load_rows(struct stream *s, const struct kv_layer *kv, const struct kv_chunk *c,
+                      const struct rope *rope, int64_t pos)
+{
+    size_t head_bytes = (size_t)kv->d_head * dtype_bytes(kv->dtype),
+           all = head_bytes * KV_BLOCK_TOKENS;
+    for (int h = 0; h < kv->n_kv; h++) {
+        const uint8_t *rows = c->chunk + (size_t)h * all;
+        struct kv_run run = {.dtype = kv->dtype,
+                             .d_head = kv->d_head,
+                             .n_heads = 1,
+                             .n = KV_BLOCK_TOKENS,
+                             .k_rows = rows,
+                             .v_rows = rows,
+                             .row_bytes = head_bytes,
+                             .cos = rope->cos + pos * c->half,
+                             .sin = rope->sin + pos * c->half,
+                             .half = c->half,
+                             .k = c->block + (size_t)h * all,
+                             .v = c->block + (size_t)(kv->n_kv + h) * all,
+                             .scratch = scratch_thread(s, 0)};
+        cpu_kernels_of(s)->kv_fill(&run);
+    }
+}
+
 int cpu_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chunks *c,
                 const struct rope *rope)
 {
@@ -180,7 +208,10 @@ int cpu_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chu
                                .cos = rope->cos_t + table,
                                .sin = rope->sin_t + table,
                                .half = half};
-        cpu_kernels_of(s)->kv_load(&one);
+        if (c->v_is_k)
+            load_rows(s, kv, &one, rope, (int64_t)c->pos0 + i * KV_BLOCK_TOKENS);
+        else
+            cpu_kernels_of(s)->kv_load(&one);
     }
     return rc;
 }

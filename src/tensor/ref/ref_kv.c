@@ -31,6 +31,7 @@ static void fill_row(const struct kv_layer *kv, struct mat rows, const struct ro
 {
     int32_t pos = r->pos[row];
     uint8_t *block = kv_block(kv, r, seq, pos);
+    int64_t v_at = kv_rows_are_one(kv->n_kv, kv->d_head, rows) ? 0 : rows.cols / 2;
     CHECK(kv->d_head <= ATTENTION_MAX_D_HEAD);
     for (int h = 0; h < kv->n_kv; h++) {
         float k[ATTENTION_MAX_D_HEAD];
@@ -40,7 +41,7 @@ static void fill_row(const struct kv_layer *kv, struct mat rows, const struct ro
         for (int d = 0; d < kv->d_head; d++) {
             elem_store(block, kv->dtype, k_index(kv, h, d, pos), k[d]);
             elem_store(block, kv->dtype, v_index(kv, h, d, pos),
-                       mat_get(rows, row, rows.cols / 2 + h * kv->d_head + d));
+                       mat_get(rows, row, v_at + h * kv->d_head + d));
         }
     }
 }
@@ -56,15 +57,18 @@ int ref_kv_fill(struct stream *s, const struct kv_layer *kv, struct mat rows,
     return stream_enter(s);
 }
 
+/* v_at: bytes from the chunk's K to its V; of_v: the chunk has V alone. */
 static void load_chunk(const struct kv_layer *kv, int32_t block, const uint8_t *chunk,
-                       size_t v_at, const struct rope *rope, int32_t pos0)
+                       size_t v_at, bool of_v, const struct rope *rope, int32_t pos0)
 {
     uint8_t *to = kv->blocks + (size_t)block * kv->block_stride;
     for (int32_t pos = pos0; pos < pos0 + KV_BLOCK_TOKENS; pos++) {
         for (int h = 0; h < kv->n_kv; h++) {
             float k[ATTENTION_MAX_D_HEAD];
             for (int d = 0; d < kv->d_head; d++)
-                k[d] = elem_load(chunk, kv->dtype, k_index(kv, h, d, pos));
+                k[d] = elem_load(chunk, kv->dtype,
+                                 of_v ? v_index(kv, h, d, pos) - v_index(kv, 0, 0, 0)
+                                      : k_index(kv, h, d, pos));
             rotate_head(k, rope, pos);
             for (int d = 0; d < kv->d_head; d++) {
                 elem_store(to, kv->dtype, k_index(kv, h, d, pos), k[d]);
@@ -82,7 +86,8 @@ int ref_kv_load(struct stream *s, const struct kv_layer *kv, const struct kv_chu
     check_kv_load(kv, c, rope);
     for (int i = 0; i < c->n; i++)
         load_chunk(kv, c->blocks[i], (const uint8_t *)c->first + (size_t)i * c->stride,
-                   kv_chunks_v_at(kv, c), rope, c->pos0 + i * KV_BLOCK_TOKENS);
+                   c->v_is_k ? 0 : kv_chunks_v_at(kv, c), c->v_is_k, rope,
+                   c->pos0 + i * KV_BLOCK_TOKENS);
     return stream_enter(s);
 }
 
