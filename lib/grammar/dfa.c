@@ -654,8 +654,8 @@ static uint32_t embed_escapes(struct build *b, const struct dfa *d,
     return x->node = n == 0 ? NODE_ID_FAIL : node_split(b, ways, n);
 }
 
-/* Where characters may follow a state without a look at which: any of some classes (vocab.h), up to
- * `room` of them. */
+/* What may follow each state whatever it is: every run of at most `room` characters of some classes
+ * (vocab.h). A token of such characters is allowed without walking its bytes. */
 struct freedom {
     uint32_t
         *classes;  /* [n] of characters; of a state that continues one: those behind it */
@@ -865,8 +865,9 @@ static void find_least(struct build *b, const struct dfa *d, const bool chars[25
     }
 }
 
-/* Sets the greatest number, from the states without a way out backwards. Those on a loop, or before
- * one, are never reached. count: NULL, or the numbers of texts, up to DFA_MANY. */
+/* Sets max[s], the most characters of a text from s to an end: first for the states that nothing
+ * follows, then for a state once all that follow it have theirs. States on a loop, or before one,
+ * keep REPEAT_ENDLESS. count: NULL; else count[s] gets the number of texts, at most DFA_MANY. */
 static void find_most(struct build *b, const struct dfa *d, const bool chars[256],
                       const struct backwards *w, int32_t *max, int64_t *count)
 {

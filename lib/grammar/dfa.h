@@ -63,8 +63,9 @@ enum { DFA_MANY = 1 << 20 };
 /* Returns the number of texts; DFA_MANY: that many or more. */
 int64_t dfa_count(struct build *b, const struct dfa *d);
 
-/* How many characters lead from each state to an accepting one: min[s] to max[s] (REPEAT_ENDLESS:
- * no bound), and at least one of any apart + 1 numbers in a row that meet these. */
+/* How many characters lead from state s to an accepting one: at least min[s], and at most max[s]
+ * (REPEAT_ENDLESS: there is no bound). Of `apart` + 1 lengths in a row between them at least one is
+ * possible. */
 struct dfa_lengths {
     int32_t *min, *max; /* [n] */
 };

@@ -340,9 +340,9 @@ static void pinned_put(void *dev, void *p, size_t bytes)
     buf_free(dev, &(struct buf){p, bytes, MEM_PINNED});
 }
 
-/* Opens a store and commits once, since lookups report chunks as durable. Sync errors surface
- * later through the saver. If the commit shows that the index is damaged, opening again rebuilds
- * it. */
+/* Opens a store and commits once: look-ups report what is in it as durable. A damaged index, which
+ * the commit shows, is rebuilt when the store is opened again. Other errors of the commit surface
+ * later, through the saver. */
 static int open_durable(const struct store_opts *o, struct store **out, struct err *err)
 {
     int rc = store_open(o, out, err);

@@ -575,7 +575,8 @@ static void leave_again(struct seq *s)
     }
 }
 
-/* A forced plan may need records that the last chunks of s do not have. */
+/* A forced plan is dropped: it may need records that the newest chunks, which s saved itself, do not
+ * have. */
 void seq_preempt(struct seq *s)
 {
     leave_again(s);
