@@ -575,7 +575,7 @@ static void leave_again(struct seq *s)
     }
 }
 
-/* A forced plan is dropped: it may need records that the newest chunks, which s saved itself, do not
+/* A forced plan is dropped: it may need records that the newest chunks, which s saved, do not
  * have. */
 void seq_preempt(struct seq *s)
 {
