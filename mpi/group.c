@@ -171,12 +171,27 @@ static struct stream *const *streams_of(struct stream *s, int stage)
     return group_stream(s)->s + first_of(group_of(s->device), stage);
 }
 
+void group_settle(struct stream *s)
+{
+    struct group_stream *gs = group_stream(s);
+    size_t n;
+    for (size_t at = 0; at < gs->own.bytes; at += n) {
+        const struct message *m = message_open(gs->own.at + at, &n, &gs->tables);
+        int rc = atomic_load(&gs->s[0]->code) == 0 ? call_run(gs->s[0], &m->c) : 0;
+        if (rc != 0)
+            stream_fail(gs->s[0], rc, err_name(rc));
+    }
+    gs->own.bytes = 0;
+}
+
 static void group_stream_destroy(struct stream *s)
 {
     struct group_stream *gs = group_stream(s);
     for (int i = 0; i < gs->n; i++) {
         stream_destroy(gs->s[i]);
     }
+    free(gs->own.at);
+    free((void *)gs->tables);
     free(gs);
 }
 
@@ -213,6 +228,7 @@ int group_code(struct stream *s)
 static int group_stream_sync(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
+    group_settle(s);
     for (int i = 0; i < gs->n; i++) {
         (void)stream_sync(gs->s[i]);
     }
@@ -222,6 +238,7 @@ static int group_stream_sync(struct stream *s)
 static int group_stream_recover(struct stream *s)
 {
     const struct group_stream *gs = group_stream(s);
+    group_settle(s);
     for (int i = 0; i < gs->n; i++) {
         (void)stream_recover(gs->s[i]);
     }
@@ -232,6 +249,7 @@ static int group_stream_recover(struct stream *s)
 
 struct stream *group_rank_stream(struct stream *s, int stage, int rank)
 {
+    group_settle(s);
     return streams_of(s, stage)[rank];
 }
 
@@ -274,8 +292,8 @@ static int exchange(struct stream *s, int stage, const struct mat *out,
 {
     struct group *g = group_of(s->device);
     pthread_mutex_lock(&g->exchange);
-    int rc = peer_gather(streams_of(s, stage), s->device->n_ranks, first_of(g, stage), out,
-                         in);
+    int rc = peer_gather(s, streams_of(s, stage), s->device->n_ranks, first_of(g, stage),
+                         out, in);
     pthread_mutex_unlock(&g->exchange);
     return rc;
 }
@@ -305,8 +323,9 @@ static int group_stream_copy(struct stream *s, void *dst, const void *src, size_
     struct group *g = group_of(s->device);
     size_t n = (size_t)s->device->n_ranks;
     size_t share = bytes / n / sizeof(float) * sizeof(float), up = 0;
-    int to = home_of(g, dst), from = home_of(g, src), rc = group_code(s);
-    if (rc != 0)
+    int to = home_of(g, dst), from = home_of(g, src), rc;
+    group_settle(s);
+    if ((rc = group_code(s)) != 0)
         return rc;
     if (to < 0) {
         (void)stream_copy(group_rank_stream(s, from < 0 ? 0 : from, 0), dst, src, bytes);
@@ -417,6 +436,7 @@ static int group_event_create(struct device *d, struct event **out, struct err *
 static int on_each_event(struct stream *s, struct event *e,
                          int (*call)(struct stream *s, struct event *e))
 {
+    group_settle(s);
     for (int i = 0; i < group_stream(s)->n; i++) {
         (void)call(group_stream(s)->s[i], ((struct group_event *)e)->of[i]);
     }

@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 
+#include "mpi/messages.h"
 #include "tensor/device.h"
 #include "tensor/group.h"
 #include "tensor/ops.h"
@@ -29,8 +30,13 @@ struct group {
     int n_extents, cap_extents;
 };
 
+/* Operations reach the peers at once, and wait for this process's rank until a result is needed or
+ * the ranks gather (group_settle): otherwise a peer that is done would wait for rank 0 at every
+ * operation. No result of those that still wait is needed when a stream is destroyed. */
 struct group_stream {
     struct stream base;
+    struct messages own;    /* operations that wait */
+    const int32_t **tables; /* for message_open */
     int n;
     struct stream *s[MAX_RANKS]; /* one stream per device */
 };
@@ -47,6 +53,8 @@ static inline struct group_stream *group_stream(struct stream *s)
 int group_stage(struct group *g, const void *p);
 /* Returns rank r's address of p, which is memory of this stage or of the host. */
 void *group_address(struct group *g, const void *p, int stage, int r);
+/* Carries out the operations that wait for this process's rank. */
+void group_settle(struct stream *s);
 /* Returns the stream's code, after turning a rank's fault into the group's. */
 int group_code(struct stream *s);
 

@@ -50,8 +50,19 @@ static struct call of_rank(struct group *g, const struct call *c, int stage, int
     return own;
 }
 
-/* Runs the call on ranks [first, end) of the stage to whose memory `where` belongs. Rank 0 comes
- * last, so that peers (peers.h) compute beside it. */
+/* More bytes than this do not wait. */
+#define MOST_WAITING ((size_t)256 << 10)
+
+/* Lets the call wait for this process's rank. */
+static void defer(struct stream *s, const struct call *own)
+{
+    struct group_stream *gs = group_stream(s);
+    message_add(&gs->own, &(struct message){.c = *own});
+    if (gs->own.bytes > MOST_WAITING)
+        group_settle(s);
+}
+
+/* Runs the call on ranks [first, end) of the stage to whose memory `where` belongs. */
 static int run_on(struct stream *s, const void *where, const struct call *c, int first,
                   int end)
 {
@@ -59,8 +70,15 @@ static int run_on(struct stream *s, const void *where, const struct call *c, int
     int rc = group_code(s), stage = group_stage(g, where);
     for (int r = end - 1; rc == 0 && r >= first; r--) {
         struct call own = of_rank(g, c, stage, r);
-        struct stream *of = group_rank_stream(s, stage, r);
-        rc = peer_is(of) ? peer_run(of, &own) : call_run(of, &own);
+        struct stream *of = group_stream(s)->s[stage * s->device->n_ranks + r];
+        if (peer_is(of)) {
+            rc = peer_run(of, &own);
+        } else if (end > 1 && c->host_bytes <= MOST_WAITING) {
+            defer(s, &own);
+        } else {
+            group_settle(s);
+            rc = call_run(of, &own);
+        }
     }
     return rc == 0 ? 0 : group_code(s);
 }

@@ -7,6 +7,7 @@
 #include <elf.h>
 #include <link.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -33,8 +34,6 @@
 #define YIELD_NS ((int64_t)50 * 1000)
 #define HANG_S   600
 
-/* The processes [first, first + n), made when they first gather. */
-static MPI_Comm groups[MOST_PROCESSES];
 static int n_processes, self;
 static int64_t hang_s = HANG_S;
 static atomic_int next_tag;
@@ -112,8 +111,6 @@ int job_join(int *index, int *n, struct err *err)
     const char *bound = getenv("HCACHE_HANG_S");
     if (bound != NULL && strtol(bound, NULL, 10) > 0)
         hang_s = strtol(bound, NULL, 10);
-    for (int i = 0; i < MOST_PROCESSES; i++)
-        groups[i] = MPI_COMM_NULL;
     return *n <= MOST_PROCESSES
                ? check_builds(*n, err)
                : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
@@ -128,15 +125,6 @@ int job_self(void)
 int job_processes(void)
 {
     return n_processes;
-}
-
-void job_leave(void)
-{
-    disks_leave(n_processes);
-    struct message end = {.c.kind = CALL_LEAVE};
-    for (int i = 1; i < n_processes; i++)
-        job_send(i, TAG_CALL, &end, sizeof end);
-    MPI_Finalize();
 }
 
 void job_begin_process(int index)
@@ -167,13 +155,13 @@ static void check_hang(int64_t waited_ns)
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-/* Waits for the end of an exchange. */
-static void finish(MPI_Request *r)
+/* Waits for the end of n parts of an exchange. */
+static void finish(MPI_Request *r, int n)
 {
     int is_done = 0;
     int64_t t0 = clock_now_ns();
     for (;;) {
-        MPI_Test(r, &is_done, MPI_STATUS_IGNORE);
+        MPI_Testall(n, r, &is_done, MPI_STATUSES_IGNORE);
         if (is_done)
             return;
         int64_t waited = clock_now_ns() - t0;
@@ -183,11 +171,53 @@ static void finish(MPI_Request *r)
     }
 }
 
+/* Copies of small messages on their way. Open MPI's shared memory counts a message of more than 256
+ * bytes as sent when the receiver has looked at it, which it does not while it computes. */
+enum { N_COPIES = 128 };
+#define MOST_COPIED ((size_t)64 << 10)
+static struct copy {
+    MPI_Request r; /* NULL before its first use */
+    uint8_t *bytes;
+    size_t room;
+} copies[N_COPIES];
+static unsigned next_copy;
+static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER; /* protects both */
+
+/* Sends a copy. Returns false if the oldest copy is still on its way. */
+static bool send_copy(int to, int tag, const void *bytes, size_t n)
+{
+    int is_done = 1;
+    pthread_mutex_lock(&copies_lock);
+    struct copy *c = &copies[next_copy % N_COPIES];
+    if (c->r != NULL)
+        MPI_Test(&c->r, &is_done, MPI_STATUS_IGNORE);
+    if (is_done) {
+        next_copy++;
+        if (n > c->room)
+            c->bytes = xrealloc(c->bytes, c->room = 2 * n);
+        memcpy(c->bytes, bytes, n);
+        MPI_Isend(c->bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &c->r);
+    }
+    pthread_mutex_unlock(&copies_lock);
+    return is_done;
+}
+
+static void finish_copies(void)
+{
+    for (int i = 0; i < N_COPIES; i++) {
+        if (copies[i].r != NULL)
+            finish(&copies[i].r, 1);
+        free(copies[i].bytes);
+    }
+}
+
 void job_send(int to, int tag, const void *bytes, size_t n)
 {
     MPI_Request r;
+    if (n <= MOST_COPIED && send_copy(to, tag, bytes, n))
+        return;
     MPI_Isend(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &r);
-    finish(&r);
+    finish(&r, 1);
 }
 
 void *job_send_begin(int to, int tag, const void *bytes, size_t n)
@@ -259,53 +289,43 @@ void job_receive(int from, int tag, void *bytes, size_t n)
 {
     MPI_Request r;
     MPI_Irecv(bytes, (int)n, MPI_BYTE, from, tag, MPI_COMM_WORLD, &r);
-    finish(&r);
+    finish(&r, 1);
 }
 
-/* Returns the communicator of processes [first, first + n). Stages do not overlap, so the first
- * process names it. */
-static MPI_Comm processes_of(int first, int n)
-{
-    if (groups[first] == MPI_COMM_NULL) {
-        MPI_Group all, some;
-        int range[1][3] = {{first, first + n - 1, 1}};
-        MPI_Comm_group(MPI_COMM_WORLD, &all);
-        MPI_Group_range_incl(all, 1, range, &some);
-        MPI_Comm_create_group(MPI_COMM_WORLD, some, first, &groups[first]);
-        MPI_Group_free(&some);
-        MPI_Group_free(&all);
-    }
-    return groups[first];
-}
-
-static void gather(int first, int n, void *all, const void *own, size_t bytes)
-{
-    MPI_Request r;
-    MPI_Iallgather(own, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE,
-                   processes_of(first, n), &r);
-    finish(&r);
-}
-
-/* The exchange leaves the processes' parts one after another; of several rows they are then put
- * side by side. */
+/* The parts of other processes arrive in their places: a call that maps and zeroes memory for them
+ * takes longer than the exchange. */
 void job_gather(int first, int n, struct mat out, struct mat in)
 {
-    size_t width = (size_t)in.cols * dtype_bytes(in.dtype), own = width * (size_t)in.rows;
-    if (in.rows <= 1) {
-        /* MPI forbids that the two overlap, as they do where shares are gathered in place. */
-        uint8_t *copy = xmalloc(own + 1);
-        memcpy(copy, in.data, own);
-        gather(first, n, out.data, copy, own);
-        free(copy);
-        return;
+    MPI_Request r[2 * MOST_PROCESSES];
+    MPI_Datatype part;
+    size_t width = (size_t)in.cols * dtype_bytes(in.dtype);
+    int n_requests = 0;
+    uint8_t *own = (uint8_t *)out.data + (size_t)(self - first) * width;
+    MPI_Type_vector((int)in.rows, (int)width, (int)width * n, MPI_BYTE, &part);
+    MPI_Type_commit(&part);
+    for (int k = 0; k < n; k++) {
+        if (first + k == self)
+            continue;
+        MPI_Irecv((uint8_t *)out.data + (size_t)k * width, 1, part, first + k, TAG_GATHER,
+                  MPI_COMM_WORLD, &r[n_requests++]);
+        MPI_Isend(in.data, (int)(width * (size_t)in.rows), MPI_BYTE, first + k, TAG_GATHER,
+                  MPI_COMM_WORLD, &r[n_requests++]);
     }
-    uint8_t *all = xmalloc(own * (size_t)n);
-    gather(first, n, all, in.data, own);
-    for (int64_t i = 0; i < in.rows; i++)
-        for (int k = 0; k < n; k++)
-            memcpy((uint8_t *)out.data + ((size_t)i * (size_t)n + (size_t)k) * width,
-                   all + (size_t)k * own + (size_t)i * width, width);
-    free(all);
+    for (int64_t i = 0; i < in.rows && own != in.data; i++)
+        memcpy(own + (size_t)i * (size_t)n * width,
+               (const uint8_t *)in.data + (size_t)i * width, width);
+    finish(r, n_requests);
+    MPI_Type_free(&part);
+}
+
+void job_leave(void)
+{
+    disks_leave(n_processes);
+    struct message end = {.c.kind = CALL_LEAVE};
+    for (int i = 1; i < n_processes; i++)
+        job_send(i, TAG_CALL, &end, sizeof end);
+    finish_copies();
+    MPI_Finalize();
 }
 
 /* Carries out calls to this process's device and files until process 0 leaves. */
@@ -316,6 +336,7 @@ static int serve_all(void)
     int rc = serve();
     records_thread_join();
     disk_threads_join();
+    finish_copies();
     MPI_Finalize();
     return rc;
 }

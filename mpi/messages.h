@@ -3,6 +3,7 @@
  *   group.c   devices as one (tensor/group.h), group_ops.c its operations; call.h an operation as a
  *             value
  *   job.c     joins the job; sends, waits and gathers by MPI
+ *   message.c a call as bytes
  *   peer.c    a peer as a device of process 0: calls become messages
  *   serve.c   carries the messages out
  *   disks.h   the files of all processes; its messages are others
@@ -52,13 +53,20 @@ struct message {
     size_t part_bytes[N_PARTS];
 };
 
+/* Messages one after another. */
+struct messages {
+    uint8_t *at;
+    size_t bytes, room;
+};
+
 struct answer {
     int rc;
     char why[160];
 };
 
-/* Tags of messages: calls, and answers and copies, whose tags count up from TAG_FIRST. */
-enum { TAG_CALL = 1, TAG_FIRST = 2, TAG_LAST = 30000 };
+/* Tags of messages: calls, parts of a gather, and answers and copies, whose tags count up from
+ * TAG_FIRST. */
+enum { TAG_CALL = 1, TAG_GATHER, TAG_FIRST, TAG_LAST = 30000 };
 
 /* --- job.c; any thread may call these --- */
 enum { MOST_PROCESSES = 16 };
@@ -101,6 +109,13 @@ static inline int64_t ragged_blocks(const struct ragged *r, int s)
     return end > r->seq_row[s] ? r->pos[end - 1] / KV_BLOCK_TOKENS + 1 : 0;
 }
 
+/* --- message.c --- */
+/* Adds a message with copies of all that its call points to. */
+void message_add(struct messages *to, const struct message *m);
+/* Returns the message at `at`, whose call then points to the message's parts, and the bytes that it
+ * takes. *tables is memory for pointers to the batch's tables; the caller frees it. */
+struct message *message_open(uint8_t *at, size_t *bytes, const int32_t ***tables);
+
 /* Begin and end the process `index`, where mpirun has not done so: in tests. */
 void job_begin_process(int index);
 void job_end_process(int index);
@@ -110,9 +125,9 @@ void job_end_process(int index);
 int peer_open(const char *name, const struct device_opts *o, int index, struct pool *pool,
               struct device **out, struct err *err);
 /* Gathers on the n ranks of a stage, which are the processes from `first` on, by their own
- * addresses. One thread at a time may call it. */
-int peer_gather(struct stream *const *s, int n, int first, const struct mat *out,
-                const struct mat *in);
+ * addresses and streams s of the group's stream. One thread at a time may call it. */
+int peer_gather(struct stream *group, struct stream *const *s, int n, int first,
+                const struct mat *out, const struct mat *in);
 /* Returns whether the stream is a peer's. */
 bool peer_is(const struct stream *s);
 /* Returns how many messages were sent to a peer, and by serve.c: how many were carried out here. */

@@ -37,8 +37,7 @@ struct peer {
     uintptr_t next;       /* the next address that is given out */
     int n_streams;
     uint64_t n_sent;
-    uint8_t *message;
-    size_t room;
+    struct messages out; /* the message that is sent */
 };
 
 struct peer_stream {
@@ -58,31 +57,13 @@ static bool is_of_peers(const void *p)
 
 /* --- messages --------------------------------------------------------------------------------- */
 
-struct part {
-    const void *at;
-    size_t bytes;
-};
-
-/* [lock held] Sends a message with its parts. */
-static void send_locked(struct peer *p, struct message *m, const struct part parts[N_PARTS])
+/* [lock held] Sends a message. */
+static void send_locked(struct peer *p, const struct message *m)
 {
-    size_t at = part_room(sizeof *m), bytes = at;
-    for (int i = 0; i < N_PARTS; i++) {
-        m->part_bytes[i] = parts[i].bytes;
-        bytes += part_room(parts[i].bytes);
-    }
-    CHECK(bytes <= MOST_MESSAGE_BYTES);
-    if (bytes > p->room) {
-        p->room = 2 * bytes;
-        p->message = xrealloc(p->message, p->room);
-    }
-    memcpy(p->message, m, sizeof *m);
-    for (int i = 0; i < N_PARTS; i++) {
-        if (parts[i].bytes > 0)
-            memcpy(p->message + at, parts[i].at, parts[i].bytes);
-        at += part_room(parts[i].bytes);
-    }
-    job_send(p->index, TAG_CALL, p->message, bytes);
+    p->out.bytes = 0;
+    message_add(&p->out, m);
+    CHECK(p->out.bytes <= MOST_MESSAGE_BYTES);
+    job_send(p->index, TAG_CALL, p->out.at, p->out.bytes);
     p->n_sent++;
 }
 
@@ -95,11 +76,10 @@ uint64_t peer_sent(struct device *d)
     return n;
 }
 
-static void send_message(struct peer *p, struct message *m)
+static void send_message(struct peer *p, const struct message *m)
 {
-    const struct part parts[N_PARTS] = {[PART_HOST] = {m->c.host, m->c.host_bytes}};
     pthread_mutex_lock(&p->lock);
-    send_locked(p, m, parts);
+    send_locked(p, m);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -128,28 +108,6 @@ static int post(struct stream *s, struct call c)
     return rc;
 }
 
-/* Sends the arrays of a batch as parts; its tables one after another. */
-static void send_batch(struct peer *p, struct message *m, const struct ragged *r)
-{
-    size_t n = 0;
-    for (int i = 0; i < r->n_seqs; i++)
-        n += (size_t)ragged_blocks(r, i);
-    int32_t *tables = xmalloc((n + 1) * sizeof *tables), *at = tables;
-    for (int i = 0; r->tables != NULL && i < r->n_seqs; i++) {
-        memcpy(at, r->tables[i], (size_t)ragged_blocks(r, i) * sizeof *at);
-        at += ragged_blocks(r, i);
-    }
-    const struct part parts[N_PARTS] = {
-        [PART_POS] = {r->pos, (size_t)r->n_rows * sizeof *r->pos},
-        [PART_SEQ_ROW] = {r->seq_row, ((size_t)r->n_seqs + 1) * sizeof *r->seq_row},
-        [PART_TABLES] = {tables, (size_t)(at - tables) * sizeof *tables}};
-    m->r = (struct ragged){.n_rows = r->n_rows, .n_seqs = r->n_seqs};
-    pthread_mutex_lock(&p->lock);
-    send_locked(p, m, parts);
-    pthread_mutex_unlock(&p->lock);
-    free(tables);
-}
-
 int peer_run(struct stream *s, const struct call *c)
 {
     struct peer *p = peer_of(s->device);
@@ -157,10 +115,7 @@ int peer_run(struct stream *s, const struct call *c)
     int rc = atomic_load(&s->code);
     if (rc != 0)
         return rc;
-    if (c->r != NULL)
-        send_batch(p, &m, c->r);
-    else
-        send_message(p, &m);
+    send_message(p, &m);
     if (c->kind == CALL_ALL_FINITE)
         job_receive(p->index, m.tag, c->finite, sizeof *c->finite);
     return 0;
@@ -174,8 +129,14 @@ static void peer_close(struct device *d)
     send_message(p, &(struct message){.c.kind = CALL_CLOSE});
     job_end_process(p->index);
     pthread_mutex_destroy(&p->lock);
-    free(p->message);
+    free(p->out.at);
     free(p);
+}
+
+/* Returns the distance of a buffer's address to the next one's. */
+static uintptr_t apart(size_t bytes)
+{
+    return (uintptr_t)round_up(bytes, PAGE) + PAGE;
 }
 
 static int peer_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
@@ -183,24 +144,29 @@ static int peer_alloc(struct device *d, enum mem_kind kind, size_t bytes, struct
 {
     struct peer *p = peer_of(d);
     CHECK(kind == MEM_DEVICE);
+    struct answer a;
+    int tag = job_tag();
     pthread_mutex_lock(&p->lock);
-    uintptr_t at = p->next;
-    p->next += (uintptr_t)round_up(bytes, PAGE) + PAGE;
-    bool fits = p->next <= BASE + ((uintptr_t)p->index + 1) * RANGE;
+    uintptr_t at = p->next, next = at + apart(bytes);
+    bool fits = next <= BASE + ((uintptr_t)p->index + 1) * RANGE;
+    if (fits) {
+        struct message m = {
+            .c = {.kind = CALL_ALLOC, .n = {(int64_t)at, (int64_t)bytes, tag}}};
+        p->next = next;
+        send_locked(p, &m);
+    }
     pthread_mutex_unlock(&p->lock);
     if (!fits)
         return err_set(err, -ENOMEM, "process %d: no addresses for %zu bytes", p->index,
                        bytes);
-    struct message m = {
-        .c = {.kind = CALL_ALLOC, .n = {(int64_t)at, (int64_t)bytes, job_tag()}}};
-    struct answer a = ask(p, &m);
+    job_receive(p->index, tag, &a, sizeof a);
     *out = (struct buf){(void *)at, bytes, kind};
     return a.rc == 0 ? 0 : err_set(err, a.rc, "process %d: %s", p->index, a.why);
 }
 
 static void peer_free(struct device *d, struct buf *b)
 {
-    int64_t at = (int64_t)(uintptr_t)b->ptr, bytes = (int64_t)b->bytes;
+    int64_t at = (int64_t)(uintptr_t)b->ptr, bytes = (int64_t)apart(b->bytes);
     send_message(peer_of(d), &(struct message){.c = {.kind = CALL_FREE, .n = {at, bytes}}});
 }
 
@@ -459,18 +425,20 @@ int peer_open(const char *name, const struct device_opts *o, int index, struct p
         return 0;
     job_end_process(index);
     pthread_mutex_destroy(&p->lock);
-    free(p->message);
+    free(p->out.at);
     free(p);
     return err_set(err, a.rc, "process %d: %s", index, a.why);
 }
 
 /* Peers are told first, and then the rank of this process, if it is one, takes part. It does so
  * even if its stream has failed, because the others wait for it. */
-int peer_gather(struct stream *const *s, int n, int first, const struct mat *out,
-                const struct mat *in)
+int peer_gather(struct stream *group, struct stream *const *s, int n, int first,
+                const struct mat *out, const struct mat *in)
 {
     int rc = 0;
     for (int r = n - 1; r >= 0; r--) {
+        if (!peer_is(s[r]))
+            group_settle(group);
         int code = peer_is(s[r]) ? atomic_load(&s[r]->code) : stream_sync(s[r]);
         rc = rc == 0 ? code : rc;
         if (peer_is(s[r]))

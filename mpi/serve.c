@@ -7,9 +7,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/bytes.h"
 #include "base/mem.h"
+#include "base/minmax.h"
 #include "base/pool.h"
 #include "mpi/messages.h"
+
+#define HUGE_BYTES ((uintptr_t)2 << 20)
 
 struct server {
     struct device *d; /* NULL: none is open */
@@ -18,7 +22,8 @@ struct server {
     int n_streams;
     uint8_t *message;
     size_t room;
-    struct rows *rows; /* the model's files; NULL: none are open */
+    struct rows *rows;       /* the model's files; NULL: none are open */
+    uintptr_t first, mapped; /* memory of process 0's choice is mapped in [first, mapped) */
 };
 
 /* A message that has come. */
@@ -65,24 +70,36 @@ static void close_device(struct server *s)
     if (s->d != NULL)
         device_close(s->d);
     pool_destroy(s->pool);
+    if (s->mapped > s->first)
+        (void)munmap((void *)s->first, s->mapped - s->first);
+    s->first = s->mapped = 0;
     s->d = NULL;
     s->pool = NULL;
 }
 
-/* Maps zeroed memory at the address that process 0 has chosen. */
-static void allocate(const struct visit *v)
+/* Maps zeroed memory at the address that process 0 has chosen; its addresses ascend. A mapping
+ * begins where the last one ended and ends with a huge page: small matrices share huge pages. */
+static void allocate(struct server *s, const struct visit *v)
 {
-    void *want = (void *)(uintptr_t)v->c->n[0];
-    size_t bytes = (size_t)v->c->n[1];
-    void *got = mmap(want, bytes, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1,
-                     0);
-    if (got == want)
-        (void)madvise(got, bytes, MADV_HUGEPAGE);
+    uintptr_t want = (uintptr_t)v->c->n[0], end = want + (uintptr_t)v->c->n[1];
+    uintptr_t from = MAX(want / HUGE_BYTES * HUGE_BYTES, s->mapped);
+    size_t bytes = end > from ? (size_t)(round_up(end, HUGE_BYTES) - from) : 0;
     char why[80] = "";
-    if (got != want)
+    void *got = bytes == 0 ? NULL
+                           : mmap((void *)from, bytes, PROT_READ | PROT_WRITE,
+                                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |
+                                      MAP_FIXED_NOREPLACE,
+                                  -1, 0);
+    bool ok = bytes == 0 || got == (void *)from;
+    if (bytes > 0 && ok) {
+        (void)madvise(got, bytes, MADV_HUGEPAGE);
+        s->mapped = from + bytes;
+        if (s->first == 0)
+            s->first = from;
+    }
+    if (!ok)
         snprintf(why, sizeof why, "no memory for %zu bytes: %s", bytes, strerror(errno));
-    answer(v, got == want ? 0 : -ENOMEM, why);
+    answer(v, ok ? 0 : -ENOMEM, why);
 }
 
 /* All streams compute on the calling thread, so messages are carried out one after another. */
@@ -168,7 +185,7 @@ static bool other_call(struct server *sv, const struct visit *v)
         close_device(sv);
         return true;
     case CALL_ALLOC:
-        allocate(v);
+        allocate(sv, v);
         return true;
     case CALL_FREE:
         (void)munmap((void *)(uintptr_t)c->n[0], (size_t)c->n[1]);
@@ -218,33 +235,16 @@ static bool other_call(struct server *sv, const struct visit *v)
     }
 }
 
-/* Waits for the next message. The call's pointers to memory of the caller then lead to its parts;
- * *tables has the batch's tables. */
+/* Waits for the next message. *tables has the batch's tables. */
 static struct visit next_message(struct server *sv, const int32_t ***tables)
 {
-    size_t n = job_await(0, TAG_CALL);
+    size_t n = job_await(0, TAG_CALL), used;
     if (n > sv->room) {
         sv->room = 2 * n;
         sv->message = xrealloc(sv->message, sv->room);
     }
     job_receive(0, TAG_CALL, sv->message, n);
-    struct message *m = (struct message *)(void *)sv->message;
-    const uint8_t *part[N_PARTS], *at = sv->message + part_room(sizeof *m);
-    for (int i = 0; i < N_PARTS; i++) {
-        part[i] = at;
-        at += part_room(m->part_bytes[i]);
-    }
-    m->c.host = part[PART_HOST];
-    m->c.r = &m->r;
-    m->r.pos = (const int32_t *)(const void *)part[PART_POS];
-    m->r.seq_row = (const int32_t *)(const void *)part[PART_SEQ_ROW];
-    *tables = xrealloc((void *)*tables, ((size_t)m->r.n_seqs + 1) * sizeof **tables);
-    const int32_t *blocks = (const int32_t *)(const void *)part[PART_TABLES];
-    for (int i = 0; i < m->r.n_seqs; i++) {
-        (*tables)[i] = blocks;
-        blocks += ragged_blocks(&m->r, i);
-    }
-    m->r.tables = *tables;
+    struct message *m = message_open(sv->message, &used, tables);
     return (struct visit){m, &m->c,
                           m->stream < sv->n_streams ? sv->streams[m->stream] : NULL};
 }

@@ -204,6 +204,47 @@ static void copies(void **state)
     }
 }
 
+/* Peers carry an operation out before rank 0 does, which waits until a result is needed. */
+static void rank_0_waits_for_a_need(void **state)
+{
+    enum { SYNC, EVENT, COPY, GATHER, N_NEEDS };
+    struct device *d = open_group("cpu", 2);
+    struct stream *s;
+    struct event *e;
+    struct buf b;
+    float *x = alloc_floats(d, 4, &b), back[4];
+    struct mat own = mat_of(x, DTYPE_F32, 1, 2);
+    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    assert_int_equal(event_create(d, &e, NULL), 0);
+    for (int need = 0; need < N_NEEDS; need++) {
+        float *peers = rank_address(d, x, 1);
+        x[0] = x[1] = peers[0] = peers[1] = -1;
+        assert_int_equal(d->ops->act(s, own, ACTIVATION_RELU), 0);
+        assert_int_equal(stream_sync(group_stream(s)->s[1]), 0);
+        assert_true(peers[1] == 0 && x[1] == -1);
+        switch (need) {
+        case SYNC:
+            assert_int_equal(stream_sync(s), 0);
+            break;
+        case EVENT:
+            assert_int_equal(event_record(s, e), 0);
+            break;
+        case COPY:
+            assert_int_equal(stream_copy(s, back, x, sizeof back), 0);
+            assert_true(back[1] == 0);
+            break;
+        default:
+            assert_int_equal(all_gather(s, mat_of(x, DTYPE_F32, 1, 4), own), 0);
+            assert_true(x[2] == 0 && x[3] == 0);
+        }
+        assert_true(x[0] == 0 && x[1] == 0);
+    }
+    event_destroy(e);
+    stream_destroy(s);
+    buf_free(d, &b);
+    device_close(d);
+}
+
 /* A fault of a rank is the group's fault, with the rank's message, until the rank recovers. */
 static void a_rank_fails(void **state)
 {
@@ -481,6 +522,7 @@ int main(void)
         cmocka_unit_test(kv_goes_up_and_down_by_heads),
         cmocka_unit_test(addresses_of_ranks),
         cmocka_unit_test(copies),
+        cmocka_unit_test(rank_0_waits_for_a_need),
         cmocka_unit_test(a_rank_fails),
         cmocka_unit_test(stages),
         cmocka_unit_test(a_failing_device_is_named),
