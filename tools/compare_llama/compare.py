@@ -73,11 +73,11 @@ def llama_speed(path):
 
 
 def hcache_speed(model, prompts, weights):
-    """Measures hcache like llama_speed. The last two prompts are a long and a short one. The first
-    one warms up, as in llama-bench."""
+    """Measures hcache like llama_speed. The last two prompts are a long and a short one. The first one
+    warms up, as in llama-bench. Guesses, which need text that repeats itself, are off, as they are there."""
     timings = []
     server = subprocess.Popen([args.hcache, "serve", model, "--port", "0", "--no-reuse", "--max-sequences", "1", "--threads",
-                               str(args.threads), "--weights", weights], stderr=subprocess.PIPE, text=True)
+                               str(args.threads), "--weights", weights, "--speculate", "off"], stderr=subprocess.PIPE, text=True)
     try:
         url = next(m[1] for m in (re.search(r"ready at (http://\S+)", line) for line in server.stderr) if m)
         for ids in prompts:
