@@ -12,6 +12,7 @@ Figures 9, 10 and 15 at this machine's scale.
   llama       llama-server whose waiting threads do not spin, if both of its options are given
 
 Stores are throttled (--throttle), because a CPU computes so slowly that its disk would not matter.
+Guesses are off: random weights repeat themselves.
 Except for ideal and llama, servers keep nothing on the device between requests. In `skew` every
 server has room for a few documents (LRU), and the skew decides how often the next document is among
 them. `rates` are chats at several rates of sessions. State is saved before it is measured:
@@ -110,7 +111,7 @@ class Server:
             self.url, args = None, [
                 a.program, "serve", a.model, "--port", "0", "--plain-chat", "--max-sequences", str(SEQUENCES),
                 "--max-context", str(CONTEXT), "--kv-tokens", str(kv_tokens or CONTEXT * SEQUENCES),
-                "--dram", "0"]
+                "--dram", "0", "--speculate", "off"]
             if name in ("kv", "auto"):
                 args += ["--plan", name, "--store", self.store, "--throttle", a.throttle]
             if name != "ideal" and kv_tokens is None:
