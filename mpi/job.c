@@ -211,11 +211,15 @@ static void finish_copies(void)
     }
 }
 
+void job_post(int to, int tag, const void *bytes, size_t n)
+{
+    if (n > MOST_COPIED || !send_copy(to, tag, bytes, n))
+        job_send(to, tag, bytes, n);
+}
+
 void job_send(int to, int tag, const void *bytes, size_t n)
 {
     MPI_Request r;
-    if (n <= MOST_COPIED && send_copy(to, tag, bytes, n))
-        return;
     MPI_Isend(bytes, (int)n, MPI_BYTE, to, tag, MPI_COMM_WORLD, &r);
     finish(&r, 1);
 }

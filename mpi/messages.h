@@ -78,8 +78,11 @@ int job_processes(void);
 int job_self(void);
 /* Returns a tag that no other message on its way has. */
 int job_tag(void);
-/* Sends a message. Messages of one tag to one process arrive in order. */
+/* Sends a message, and waits until its bytes have left. Messages of one tag to one process arrive
+ * in order. */
 void job_send(int to, int tag, const void *bytes, size_t n);
+/* The same, without waiting if the message is small: a copy is sent, which stays for a while. */
+void job_post(int to, int tag, const void *bytes, size_t n);
 /* Waits for a message and returns its size; sleeps if none comes for a while. */
 size_t job_await(int from, int tag);
 /* Returns whether a message has come; the second, who has sent it, or -1. */

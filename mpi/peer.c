@@ -63,7 +63,7 @@ static void send_locked(struct peer *p, const struct message *m)
     p->out.bytes = 0;
     message_add(&p->out, m);
     CHECK(p->out.bytes <= MOST_MESSAGE_BYTES);
-    job_send(p->index, TAG_CALL, p->out.at, p->out.bytes);
+    job_post(p->index, TAG_CALL, p->out.at, p->out.bytes);
     p->n_sent++;
 }
 

@@ -20,7 +20,7 @@
 #include "seal/seal.h"
 
 /* SLICE_NS: else the thread waits a whole slice of the one that computes, and the disk with it. */
-enum { SLOTS = 16, LOOK_NS = 50000, SLICE_NS = 100000 };
+enum { SLOTS = 16, LOOK_NS = 50000, CARRY_NS = 20000, SLICE_NS = 100000 };
 
 struct slot {
     struct record_read r;
@@ -29,7 +29,10 @@ struct slot {
     size_t room;
     void *sending[2 * MAX_RANKS];
     int n_sending; /* bytes of parts on their way */
+    int rc;
+    uint64_t sum;
     bool is_used, is_read;
+    bool is_answered; /* this process's part is stored, and process 0 knows */
 };
 
 struct records {
@@ -42,6 +45,13 @@ struct records {
         struct waiting *next;
         struct record_read read;
     } * first, **last;
+    /* Parts that others have sent, for memory that messages still use. Neither they nor this
+     * process's own parts keep its reads from going on. */
+    struct part {
+        struct part *next;
+        int from;
+        struct record_part part;
+    } * parts, **last_part;
 };
 
 size_t record_piece(const struct record_read *r, int i, int piece, size_t *at)
@@ -57,6 +67,7 @@ struct records *records_open(struct io *io, int self)
     CHECK(io_queue_open(io, SLOTS, &r->queue, NULL) == 0);
     r->self = self;
     r->last = &r->first;
+    r->last_part = &r->parts;
     return r;
 }
 
@@ -81,7 +92,7 @@ static void begin(struct records *r, struct slot *s, const struct record_read *r
     }
     s->r = *read;
     s->is_used = true;
-    s->is_read = false;
+    s->is_read = s->is_answered = false;
     s->n_sending = 0;
     s->req = (struct io_req){.file = (struct io_file *)(uintptr_t)read->file,
                              .op = IO_READ,
@@ -153,40 +164,53 @@ static void *place(uint64_t address)
     return (void *)(uintptr_t)address;
 }
 
-/* Waits until this process has carried out n messages. */
-static void await_carried(uint64_t n)
+static struct record_part part_of(const struct record_read *read, int i)
 {
-    while (serve_carried() < n)
-        clock_sleep_ns(20000);
+    struct record_part part = {read->tag, read->id, .after = read->after[i]};
+    for (int p = 0; p < 2; p++) {
+        size_t at;
+        part.bytes[p] = record_piece(read, i, p, &at);
+        part.dst[p] = read->dst[i] + at;
+    }
+    return part;
 }
 
-/* Gives each rank but process 0 its part. */
-static void hand_over(struct records *r, struct slot *s)
+/* Sends each other rank but process 0 its part. */
+static void hand_over(const struct records *r, struct slot *s)
 {
     const struct record_read *read = &s->r;
     for (int i = 0; i < read->n; i++) {
         int to = read->first + i;
-        struct record_call c = {.kind = RECORD_PART,
-                                .part = {read->tag, read->id, .after = read->after[i]}};
-        size_t at[2];
+        struct record_call c = {.kind = RECORD_PART, .part = part_of(read, i)};
+        if (to == 0 || to == r->self)
+            continue;
+        job_post(to, TAG_RECORDS, &c, sizeof c);
         for (int p = 0; p < 2; p++) {
-            c.part.bytes[p] = record_piece(read, i, p, &at[p]);
-            c.part.dst[p] = read->dst[i] + at[p];
-        }
-        if (to == r->self && to > 0)
-            await_carried(read->after[i]);
-        else if (to > 0)
-            job_send(to, TAG_RECORDS, &c, sizeof c);
-        for (int p = 0; p < 2; p++) {
-            if (c.part.bytes[p] == 0 || (to == 0 && r->self > 0))
-                continue;
-            if (to == r->self)
-                memcpy(place(c.part.dst[p]), s->record + at[p], c.part.bytes[p]);
-            else
-                s->sending[s->n_sending++] = job_send_begin(
-                    to, TAG_PARTS, s->record + at[p], c.part.bytes[p]);
+            size_t at, n = record_piece(read, i, p, &at);
+            if (n > 0)
+                s->sending[s->n_sending++] = job_send_begin(to, TAG_PARTS, s->record + at,
+                                                            n);
         }
     }
+}
+
+/* Stores this process's part. Returns false if messages that it has not carried out use the memory.
+ */
+static bool keep_own(const struct records *r, const struct slot *s)
+{
+    const struct record_read *read = &s->r;
+    int i = r->self - read->first;
+    if (i < 0 || i >= read->n)
+        return true;
+    if (r->self > 0 && serve_carried() < read->after[i])
+        return false;
+    struct record_part own = part_of(read, i);
+    for (int p = 0; p < 2; p++) {
+        size_t at, n = record_piece(read, i, p, &at);
+        if (n > 0)
+            memcpy(place(own.dst[p]), s->record + at, n);
+    }
+    return true;
 }
 
 /* Answers process 0, and sends it its part. */
@@ -219,22 +243,27 @@ bool records_step(struct records *r, int64_t wait_ns,
     for (unsigned i = 0; i < n; i++) {
         struct slot *s = ended[i]->user;
         int rc = s->req.result;
-        uint64_t sum = rc == 0 ? make_record(s) : 0;
+        s->sum = rc == 0 ? make_record(s) : 0;
+        s->rc = rc;
         r->n_reading--;
         s->is_read = true;
         if (rc == 0)
             hand_over(r, s);
-        if (done != NULL)
-            done(arg, &s->r, rc, sum);
-        else
-            answer(s, rc, sum);
     }
     for (int i = 0; i < SLOTS; i++) {
         struct slot *s = &r->slots[i];
-        while (s->is_used && s->is_read && s->n_sending > 0 &&
-               job_send_ended(&s->sending[s->n_sending - 1]))
+        if (!s->is_used || !s->is_read)
+            continue;
+        if (!s->is_answered && (s->rc != 0 || keep_own(r, s))) {
+            s->is_answered = true;
+            if (done != NULL)
+                done(arg, &s->r, s->rc, s->sum);
+            else
+                answer(s, s->rc, s->sum);
+        }
+        while (s->n_sending > 0 && job_send_ended(&s->sending[s->n_sending - 1]))
             s->n_sending--;
-        if (s->is_used && s->is_read && s->n_sending == 0) {
+        if (s->is_answered && s->n_sending == 0) {
             s->is_used = false;
             r->n_used--;
         }
@@ -244,15 +273,30 @@ bool records_step(struct records *r, int64_t wait_ns,
 
 /* --- processes above 0 ------------------------------------------------------------------------ */
 
-/* Stores the part that another process has sent, and tells process 0. */
-static void store_part(int from, const struct record_part *p)
+static void part_add(struct records *r, int from, const struct record_part *part)
 {
-    struct record_answer a = {.id = p->id};
-    await_carried(p->after);
-    for (int i = 0; i < 2; i++)
-        if (p->bytes[i] > 0)
-            job_receive(from, TAG_PARTS, place(p->dst[i]), p->bytes[i]);
-    job_send(0, p->tag, &a, sizeof a);
+    struct part *p = xcalloc(1, sizeof *p);
+    *p = (struct part){.from = from, .part = *part};
+    *r->last_part = p;
+    r->last_part = &p->next;
+}
+
+/* Stores the parts whose memory no message uses any more, and tells process 0. Parts of one process
+ * arrive in the order in which they were sent. */
+static void store_parts(struct records *r)
+{
+    struct part *p;
+    while ((p = r->parts) != NULL && serve_carried() >= p->part.after) {
+        struct record_answer a = {.id = p->part.id};
+        for (int i = 0; i < 2; i++)
+            if (p->part.bytes[i] > 0)
+                job_receive(p->from, TAG_PARTS, place(p->part.dst[i]), p->part.bytes[i]);
+        job_send(0, p->part.tag, &a, sizeof a);
+        r->parts = p->next;
+        if (r->parts == NULL)
+            r->last_part = &r->parts;
+        free(p);
+    }
 }
 
 static void *serve_records(void *unused)
@@ -266,12 +310,15 @@ static void *serve_records(void *unused)
         if (from >= 0) {
             job_receive(from, TAG_RECORDS, &c, sizeof c);
             if (c.kind == RECORD_PART)
-                store_part(from, &c.part);
+                part_add(r, from, &c.part);
             else if (c.kind == RECORD_READ)
                 records_begin(r, &c.read);
             explicit_bzero(&c.read, sizeof c.read);
         }
-        is_busy = records_step(r, from >= 0 ? 0 : LOOK_NS, NULL, NULL);
+        store_parts(r);
+        is_busy = records_step(r, from >= 0 ? 0 : LOOK_NS, NULL, NULL) || r->parts != NULL;
+        if (is_busy && from < 0 && r->n_reading == 0)
+            clock_sleep_ns(CARRY_NS);
     }
     records_close(r);
     return NULL;

@@ -53,6 +53,11 @@ void job_send(int to, int tag, const void *bytes, size_t n)
     pthread_mutex_unlock(&lock);
 }
 
+void job_post(int to, int tag, const void *bytes, size_t n)
+{
+    job_send(to, tag, bytes, n);
+}
+
 /* [lock held] Waits for a letter, and returns its place. */
 static struct letter **find(int from, int tag)
 {
