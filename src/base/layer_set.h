@@ -25,6 +25,11 @@ static inline void layer_set_add(struct layer_set *s, int l)
         s->word[l / 64] |= (uint64_t)1 << (l % 64);
 }
 
+static inline bool layer_set_is_empty(const struct layer_set *s)
+{
+    return (s->word[0] | s->word[1] | s->word[2] | s->word[3]) == 0;
+}
+
 /* Returns the set of layers [first, end) that a set can hold. */
 static inline struct layer_set layer_set_run(int first, int end)
 {

@@ -11,6 +11,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "base/minmax.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/json.h"
@@ -502,7 +503,8 @@ static bool read_rope_kinds(struct fields *f, struct model_config *c, double *fr
 static bool has_partial_rotary(enum model_family family)
 {
     return family == FAMILY_PHI || family == FAMILY_PHI3 || family == FAMILY_GLM4_MOE ||
-           (family_is_hybrid(family) && family != FAMILY_LFM2);
+           (family_is_hybrid(family) && family != FAMILY_LFM2 &&
+            family != FAMILY_GRANITE_HYBRID);
 }
 
 /* Reads the fields of rotary positions. rope_fraction: share of a head that is rotated if the file
@@ -609,11 +611,14 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         const char *s = json_string_of(json_at(list, (size_t)l), NULL);
         s = s != NULL ? s : "";
         bool sliding = strcmp(s, "sliding_attention") == 0;
+        bool granite = c->family == FAMILY_GRANITE_HYBRID; /* older files name them so */
         bool recurrent = family_is_hybrid(c->family) &&
-                         strcmp(s, family_recurrent_type(c->family)) == 0;
+                         (strcmp(s, family_recurrent_type(c->family)) == 0 ||
+                          (granite && strcmp(s, "mamba") == 0));
         if (recurrent)
             layer_set_add(&c->recurrent, l);
-        else if (!sliding && strcmp(s, "full_attention") != 0)
+        else if (!sliding && strcmp(s, "full_attention") != 0 &&
+                 !(granite && strcmp(s, "attention") == 0))
             refuse(f, "layer_types",
                    c->family == FAMILY_LFM2 ? "only full_attention and conv are supported"
                    : family_is_hybrid(c->family)
@@ -624,8 +629,7 @@ static void read_layer_types(struct fields *f, struct model_config *c)
         else if (sliding)
             layer_set_add(&c->windowed, l);
     }
-    if (f->rc == 0 &&
-        memcmp(&c->windowed, &(struct layer_set){{0}}, sizeof c->windowed) == 0)
+    if (f->rc == 0 && layer_set_is_empty(&c->windowed))
         c->sliding_window = 0;
 }
 
@@ -924,6 +928,26 @@ static void read_recurrent_types(struct fields *f, struct model_config *c)
         refuse(f, "layer_types", "a model without a layer of attention is not supported");
 }
 
+/* Checks the sizes of recurrent layers, which the file calls n_k, n_v, d_k and d_v. */
+static void check_recurrence(struct fields *f, const struct recurrence *r, const char *n_k,
+                             const char *n_v, const char *d_k, const char *d_v)
+{
+    if (f->rc != 0)
+        return;
+    if (r->n_v % r->n_k != 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "%d '%s' with %d '%s': a multiple of these is supported", r->n_v,
+                        n_v, r->n_k, n_k);
+    else if (r->d_k % 16 != 0 || r->d_v % 16 != 0 || r->d_k > DELTA_MAX_WIDTH ||
+             r->d_v > DELTA_MAX_WIDTH)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "'%s' %d and '%s' %d: multiples of 16 up to %d are supported", d_k,
+                        r->d_k, d_v, r->d_v, DELTA_MAX_WIDTH);
+    else if ((int64_t)r->n_k * r->d_k > MAX_WIDTH || (int64_t)r->n_v * r->d_v > MAX_WIDTH)
+        f->rc = err_set(f->err, ERR_FORMAT,
+                        "the heads of 'linear_attention' are wider than %d", MAX_WIDTH);
+}
+
 /* Reads the sizes of recurrent layers, and which layers these are. */
 static void read_recurrence(struct fields *f, struct model_config *c)
 {
@@ -940,23 +964,8 @@ static void read_recurrence(struct fields *f, struct model_config *c)
         if ((l + 1) % apart != 0)
             layer_set_add(&c->recurrent, l);
     read_recurrent_types(f, c);
-    if (f->rc != 0)
-        return;
-    if (r->n_v % r->n_k != 0 || r->n_v / r->n_k > DELTA_MAX_GROUP)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "%d 'linear_num_value_heads' with %d 'linear_num_key_heads': a "
-                        "multiple of these up to %d times is supported",
-                        r->n_v, r->n_k, DELTA_MAX_GROUP);
-    else if (r->d_k % 16 != 0 || r->d_v % 16 != 0 || r->d_k > DELTA_MAX_WIDTH ||
-             r->d_v > DELTA_MAX_WIDTH)
-        f->rc = err_set(
-            f->err, ERR_UNSUPPORTED,
-            "'linear_key_head_dim' %d and 'linear_value_head_dim' %d: multiples "
-            "of 16 up to %d are supported",
-            r->d_k, r->d_v, DELTA_MAX_WIDTH);
-    else if ((int64_t)r->n_k * r->d_k > MAX_WIDTH || (int64_t)r->n_v * r->d_v > MAX_WIDTH)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "the heads of 'linear_attention' are wider than %d", MAX_WIDTH);
+    check_recurrence(f, r, "linear_num_key_heads", "linear_num_value_heads",
+                     "linear_key_head_dim", "linear_value_head_dim");
 }
 
 /* Reads a model whose layers are recurrent or have gated attention. */
@@ -1027,6 +1036,68 @@ static void read_lfm2(struct fields *f, struct model_config *c)
         if (!layer_set_has(&attention, i))
             layer_set_add(&c->recurrent, i);
     read_recurrent_types(f, c);
+}
+
+/* Reads the limits of Mamba-2's time steps: there must be none. */
+static void read_step_limits(struct fields *f)
+{
+    const struct json *list = NULL;
+    double from = 0, to = INFINITY;
+    saw(f, "time_step_limit");
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, "time_step_limit", &list, f->err);
+    if (f->rc != 0 || list == NULL)
+        return;
+    (void)json_real_of(json_at(list, 1), &to); /* infinity is written as an object */
+    if (!json_real_of(json_at(list, 0), &from) || from > 0 || isfinite(to))
+        refuse(f, "time_step_limit", "only 0 and infinity are supported");
+}
+
+/* Reads Granite 4, whose recurrent layers are Mamba-2's. If there are none, it is Granite 3 with
+ * other names. An MLP that every token uses stands beside experts, or alone. */
+static void read_granite_hybrid(struct fields *f, struct model_config *c)
+{
+    struct recurrence *r = &c->recurrence;
+    must_have(f, "layer_types");
+    must_have(f, "num_local_experts");
+    read_granite(f, c);
+    int32_t shared = need_int(f, "shared_intermediate_size", 1, MAX_WIDTH);
+    saw(f, "num_local_experts");
+    saw(f, "num_experts_per_tok");
+    if (opt_int(f, "num_local_experts", 0, MODEL_MAX_EXPERTS, 0) > 0) {
+        read_experts(f, c, "num_local_experts", "num_local_experts");
+        c->n_shared_ffn = shared;
+    } else {
+        c->n_ffn = shared;
+    }
+    c->experts_normed = c->n_experts > 0;
+    c->rope_local_only = strcmp(opt_string(f, "position_embedding_type", "nope"), "rope") !=
+                         0;
+    if (strcmp(opt_string(f, "normalization_function", "rmsnorm"), "rmsnorm") != 0)
+        refuse(f, "normalization_function", "only rmsnorm is supported");
+    must_be(f, "mamba_conv_bias", true, true);
+    must_be(f, "mamba_proj_bias", false, false);
+    read_step_limits(f);
+    r->kind = DELTA_MAMBA2;
+    r->n_k = opt_int(f, "mamba_n_groups", 1, MAX_WIDTH, 1);
+    r->n_v = opt_int(f, "mamba_n_heads", 1, MAX_WIDTH, 128);
+    r->d_k = opt_int(f, "mamba_d_state", 1, MAX_WIDTH, 256);
+    r->n_conv = opt_int(f, "mamba_d_conv", 2, DELTA_MAX_CONV, 4);
+    int32_t width = opt_int(f, "mamba_expand", 1, 16, 2) * c->n_embd;
+    saw(f, "mamba_d_head");
+    bool is_auto = json_kind(json_member(f->o, "mamba_d_head")) == JSON_KIND_STRING;
+    r->d_v = is_auto || f->rc != 0
+                 ? width / MAX(r->n_v, 1)
+                 : opt_int(f, "mamba_d_head", 1, MAX_WIDTH, width / r->n_v);
+    read_recurrent_types(f, c);
+    if (layer_set_is_empty(&c->recurrent))
+        *r = (struct recurrence){0};
+    else if (f->rc == 0 && (int64_t)r->n_v * r->d_v != width)
+        refuse(f, "mamba_d_head",
+               "times 'mamba_n_heads' must be 'mamba_expand' times the width");
+    else
+        check_recurrence(f, r, "mamba_n_groups", "mamba_n_heads", "mamba_d_state",
+                         "mamba_d_head");
 }
 
 /* Reads how many groups of experts there are, and how many of them a token's experts are of. */
@@ -1244,6 +1315,8 @@ static const struct {
     [FAMILY_GEMMA4] = {"gemma4_text", "Gemma4ForCausalLM", read_gemma4},
     [FAMILY_DEEPSEEK2] = {"deepseek_v2", "DeepseekV2ForCausalLM", read_deepseek2},
     [FAMILY_GLM4_LITE] = {"glm4_moe_lite", "Glm4MoeLiteForCausalLM", read_deepseek2},
+    [FAMILY_GRANITE_HYBRID] = {"granitemoehybrid", "GraniteMoeHybridForCausalLM",
+                               read_granite_hybrid},
 };
 
 enum { N_FAMILIES = sizeof families / sizeof families[0] };

@@ -59,6 +59,7 @@ enum model_family {
     FAMILY_GEMMA4,
     FAMILY_DEEPSEEK2,
     FAMILY_GLM4_LITE,
+    FAMILY_GRANITE_HYBRID,
 };
 
 /* Element type of the checkpoint, as config.json states it. */
@@ -245,7 +246,7 @@ struct model_config {
     /* The base of rotations in layers with the window, without rope_scaling (gemma3); 0: they
      * rotate like the other layers. */
     double rope_local_theta;
-    bool rope_local_only; /* layers without the window do not rotate (cohere2) */
+    bool rope_local_only; /* layers without the window do not rotate (cohere2, granite 4) */
     /* The query at position p is multiplied by 1 + query_growth * log(1 + n), where n is p /
      * query_ctx, rounded down (ministral3, as in Llama 4); 0: it stays */
     float query_growth;
@@ -256,7 +257,7 @@ struct model_config {
     struct layer_set recurrent;
     struct recurrence {
         int32_t kind;     /* enum delta_kind */
-        int32_t n_k, n_v; /* heads of Q and of K; heads of V */
+        int32_t n_k, n_v; /* heads of Q and of K; heads of V (Mamba-2: groups; heads) */
         int32_t d_k, d_v;
         int32_t n_conv;
         /* Order of the heads of V (ops.h, struct delta_rule): GGUF files of qwen3_5 have them so,

@@ -11,7 +11,7 @@ void config_family_init(struct model_config *c, enum model_family family);
 static inline bool family_is_hybrid(enum model_family f)
 {
     return f == FAMILY_QWEN3_5 || f == FAMILY_QWEN3_5_MOE || f == FAMILY_QWEN3_NEXT ||
-           f == FAMILY_LFM2;
+           f == FAMILY_LFM2 || f == FAMILY_GRANITE_HYBRID;
 }
 
 /* Returns whether a family's attention is latent (config.h). */

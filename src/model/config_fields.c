@@ -135,6 +135,8 @@ static const struct {
     {FAMILY_LFM2, "conv_use_xavier_init"},
     {FAMILY_LFM2, "num_heads"},
     {FAMILY_LFM2, "use_pos_enc"},
+    {FAMILY_GRANITE_HYBRID, "init_method"}, /* how weights were drawn */
+    {FAMILY_GRANITE_HYBRID, "mamba_chunk_size"},
     {FAMILY_GEMMA2, "hidden_act"},
     {FAMILY_GEMMA3, "hidden_act"},
 };

@@ -24,7 +24,7 @@
     "llama (Mistral and Mixtral too), qwen2, qwen3, qwen3moe, phi2, phi3, gemma, gemma2, " \
     "gemma3, gemma-embedding, olmo2, granite, falcon, gpt-oss, qwen35, qwen35moe, "        \
     "qwen3next, cohere2, "                                                                 \
-    "mistral3, glm4moe, lfm2, gemma4, deepseek2 (GLM-4.7-Flash too)"
+    "mistral3, glm4moe, lfm2, gemma4, granitehybrid, deepseek2 (GLM-4.7-Flash too)"
 
 const char *config_gguf_families(void)
 {
@@ -262,16 +262,17 @@ static void read_positions(struct meta *m, struct model_config *c)
 
 /* --- families ----------------------------------------------------------------------------- */
 
-/* Reads the KV heads of each layer.  In files of lfm2 a layer without any is recurrent. */
+/* Reads the KV heads of each layer.  In files of lfm2 and granitehybrid a layer without any is
+ * recurrent. */
 static void read_kv_heads(struct meta *m, struct model_config *c)
 {
-    const struct gguf_value *v = gguf_find(m->g, "lfm2.attention.head_count_kv");
+    const struct gguf_value *v = look(m, "attention.head_count_kv");
     int64_t n = 0;
-    if (c->family != FAMILY_LFM2 || v == NULL || !v->is_array) {
+    if ((c->family != FAMILY_LFM2 && c->family != FAMILY_GRANITE_HYBRID) || v == NULL ||
+        !v->is_array) {
         c->n_kv_heads = integer(m, "attention.head_count_kv", c->n_heads);
         return;
     }
-    look(m, "attention.head_count_kv");
     c->n_kv_heads = 0;
     for (int l = 0; m->rc == 0 && l < c->n_layers; l++) {
         if (!gguf_int(v, (uint64_t)l, &n) || n < 0 || n > INT32_MAX ||
@@ -461,7 +462,8 @@ static void read_experts(struct meta *m, struct model_config *c)
     if (own_width)
         c->n_ffn = integer(m, "expert_feed_forward_length", -1);
     c->experts_normed = c->n_experts > 0;
-    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL && !own_width)
+    if (c->n_experts > 0 && c->family != FAMILY_MIXTRAL &&
+        c->family != FAMILY_GRANITE_HYBRID && !own_width)
         refuse(m, "expert_count", "is not supported in this architecture");
     if (c->family == FAMILY_GLM4_MOE || family_is_latent(c->family))
         read_glm4_moe(m, c, n_mlp);
@@ -568,11 +570,9 @@ static void read_recurrent_layers(struct meta *m, struct model_config *c)
     }
 }
 
-/* Reads a model with recurrent layers.  block_count counts the layers that guess tokens, too. All
- * coordinates of a token of text are its position, so their sections change nothing. */
-static void read_hybrid(struct meta *m, struct model_config *c)
+/* Reads the sizes of recurrent layers. */
+static void read_recurrence(struct meta *m, struct recurrence *r)
 {
-    struct recurrence *r = &c->recurrence;
     r->d_k = integer(m, "ssm.state_size", -1);
     r->n_k = integer(m, "ssm.group_count", -1);
     r->n_v = integer(m, "ssm.time_step_rank", -1);
@@ -582,6 +582,14 @@ static void read_hybrid(struct meta *m, struct model_config *c)
     if (m->rc == 0)
         r->d_v = inner / r->n_v;
     r->n_conv = integer(m, "ssm.conv_kernel", -1);
+}
+
+/* Reads a model with recurrent layers.  block_count counts the layers that guess tokens, too. All
+ * coordinates of a token of text are its position, so their sections change nothing. */
+static void read_hybrid(struct meta *m, struct model_config *c)
+{
+    struct recurrence *r = &c->recurrence;
+    read_recurrence(m, r);
     look(m, "rope.dimension_sections");
     read_recurrent_layers(m, c);
     if (c->n_experts > 0)
@@ -593,6 +601,21 @@ static void read_hybrid(struct meta *m, struct model_config *c)
 static void read_lfm2(struct meta *m, struct model_config *c)
 {
     c->recurrence = config_short_conv(c->n_embd, integer(m, "shortconv.l_cache", -1));
+}
+
+/* Reads Granite 4, whose attention rotates nothing if "rope.scaling.finetuned" says so. */
+static void read_granite_hybrid(struct meta *m, struct model_config *c)
+{
+    const struct gguf_value *rotates = look(m, "rope.scaling.finetuned");
+    bool on = true;
+    read_granite(m, c);
+    read_recurrence(m, &c->recurrence);
+    c->recurrence.kind = DELTA_MAMBA2;
+    int32_t shared = integer(m, "expert_shared_feed_forward_length", 0);
+    c->n_shared_ffn = c->n_experts > 0 ? shared : 0;
+    if (m->rc == 0 && rotates != NULL && !gguf_bool(rotates, 0, &on))
+        refuse(m, "rope.scaling.finetuned", "must be a boolean");
+    c->rope_local_only = !on;
 }
 
 static void read_falcon(struct meta *m, struct model_config *c)
@@ -632,6 +655,7 @@ static const struct arch {
     {"lfm2", FAMILY_LFM2, 0, read_lfm2},
     {"gemma4", FAMILY_GEMMA4, 6, NULL},
     {"deepseek2", FAMILY_DEEPSEEK2, 0, NULL},
+    {"granitehybrid", FAMILY_GRANITE_HYBRID, 0, read_granite_hybrid},
 };
 
 static void read_family(struct meta *m, const struct arch *a, struct model_config *c)

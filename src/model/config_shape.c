@@ -179,6 +179,8 @@ static const struct shape {
      0, true, 1, 2},
     {"tiny-conv", FAMILY_LFM2, WEIGHT_F32, 4, 64, 4, 2, 16, 96, 512, 2048, 1e4, 1e-5f, 0,
      true, 1, 2},
+    {"tiny-mamba", FAMILY_GRANITE_HYBRID, WEIGHT_F32, 4, 64, 4, 2, 16, 96, 512, 2048, 1e4,
+     1e-5f, 0, true, 1, 2},
     {"tiny-gqa", FAMILY_LLAMA, WEIGHT_F32, 4, 128, 8, 2, 0, 352, 512, 2048, 1e4, 1e-5f, 0,
      false, 1, 2},
 };
@@ -267,6 +269,15 @@ static void fill(struct model_config *c, const struct shape *s)
     }
     if (c->family == FAMILY_LFM2)
         fill_hybrid(c, config_short_conv(c->n_embd, 3));
+    if (c->family == FAMILY_GRANITE_HYBRID) {
+        c->rope_local_only = true;
+        fill_hybrid(c, (struct recurrence){.kind = DELTA_MAMBA2,
+                                           .n_k = 2,
+                                           .n_v = 4,
+                                           .d_k = 64,
+                                           .d_v = 32,
+                                           .n_conv = 4});
+    }
     if (c->family == FAMILY_QWEN3_5)
         fill_hybrid(c, s->n_embd > 64
                            ? (struct recurrence){.n_k = 16,
@@ -362,6 +373,9 @@ static int64_t recurrent_params(const struct model_config *c)
     int64_t q = (int64_t)r->n_k * r->d_k, v = (int64_t)r->n_v * r->d_v, d = c->n_embd;
     if (r->kind == DELTA_SHORT_CONV)
         return 4 * v * d + r->n_conv * v;
+    if (r->kind == DELTA_MAMBA2)
+        return d * (2 * q + 2 * v + r->n_v) + (r->n_conv + 1) * (2 * q + v) + 3 * r->n_v +
+               v + v * d;
     return d * (2 * q + 2 * v + 2 * r->n_v) + r->n_conv * (2 * q + v) + 2 * r->n_v +
            r->d_v + v * d;
 }

@@ -94,7 +94,8 @@ static void put_layer_types(struct json *o, const struct model_config *c)
 static void put_experts(struct json *o, const struct model_config *c)
 {
     bool is_glm = c->family == FAMILY_GLM4_MOE || family_is_latent(c->family);
-    bool has_ffn = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS;
+    bool has_ffn = c->family != FAMILY_MIXTRAL && c->family != FAMILY_GPT_OSS &&
+                   c->family != FAMILY_GRANITE_HYBRID;
     json_put_int(o,
                  is_glm    ? "n_routed_experts"
                  : has_ffn ? "num_experts"
@@ -125,6 +126,15 @@ static void put_recurrence(struct json *o, const struct model_config *c)
     if (r->kind == DELTA_SHORT_CONV) {
         json_put_int(o, "conv_L_cache", r->n_conv);
         json_put_bool(o, "block_auto_adjust_ff_dim", false);
+        return;
+    }
+    if (r->kind == DELTA_MAMBA2) {
+        json_put_int(o, "mamba_d_conv", r->n_conv);
+        json_put_int(o, "mamba_n_groups", r->n_k);
+        json_put_int(o, "mamba_n_heads", r->n_v);
+        json_put_int(o, "mamba_d_state", r->d_k);
+        json_put_int(o, "mamba_d_head", r->d_v);
+        json_put_int(o, "mamba_expand", r->n_v * r->d_v / c->n_embd);
         return;
     }
     json_put_int(o, "linear_conv_kernel_dim", r->n_conv);
@@ -238,8 +248,17 @@ static void put_llama_like(struct json *o, const struct model_config *c)
         if (c->sliding_window != 0)
             put_layer_types(o, c);
     }
-    if (c->family == FAMILY_GRANITE)
+    if (c->family == FAMILY_GRANITE || c->family == FAMILY_GRANITE_HYBRID)
         put_granite(o, c);
+    if (c->family == FAMILY_GRANITE_HYBRID) {
+        json_put_int(o, "shared_intermediate_size",
+                     c->n_experts > 0 ? c->n_shared_ffn : c->n_ffn);
+        json_put_string(o, "position_embedding_type", c->rope_local_only ? "nope" : "rope");
+        if (c->n_experts == 0)
+            json_put_int(o, "num_local_experts", 0);
+        if (!config_is_hybrid(c))
+            put_layer_types(o, c);
+    }
     if (c->family == FAMILY_COHERE2)
         json_put_real(o, "logit_scale", (double)c->logit_scale);
     if (config_is_hybrid(c))

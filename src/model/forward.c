@@ -303,6 +303,8 @@ struct delta_rule model_delta_rule(const struct model_config *c,
         d.conv = lw->conv;
         d.a_log = lw->a_log;
         d.dt_bias = lw->dt;
+        d.conv_bias = lw->conv_b;
+        d.skip = lw->skip;
     }
     return d;
 }
@@ -321,8 +323,9 @@ static struct mix mix_of(const struct model *m, const struct activations *a, int
     struct delta_rule d = model_delta_rule(&m->cfg, NULL);
     struct mat all = first_rows(a->mix, n);
     int64_t v = (int64_t)d.n_v * d.d_v, n_ba = delta_gates_cols(&d);
+    int64_t no_beta = d.kind == DELTA_MAMBA2 ? d.n_v : 0;
     int64_t n_in = delta_channels(&d) + (d.kind == DELTA_SHORT_CONV ? v : 0);
-    return (struct mix){.ba = mat_cols(all, 0, n_ba),
+    return (struct mix){.ba = mat_cols(all, no_beta, n_ba - no_beta),
                         .qkvz = mat_cols(all, n_ba, n_in + v),
                         .in = mat_cols(all, 0, delta_in_cols(&d)),
                         .out = mat_cols(all, n_ba + n_in + v, v),
@@ -544,7 +547,11 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
     if (d.kind == DELTA_NET)
         TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));
     TRY(op->act_mul(c->s, out, x.gated,
-                    d.kind == DELTA_NET ? ACTIVATION_SILU : ACTIVATION_NONE));
+                    d.kind == DELTA_SHORT_CONV ? ACTIVATION_NONE : ACTIVATION_SILU));
+    int64_t run = out.cols / d.n_k; /* Mamba-2: each group has a norm */
+    for (int64_t at = 0; d.kind == DELTA_MAMBA2 && at < out.cols; at += run)
+        TRY(op->rmsnorm(c->s, mat_cols(out, at, run), mat_cols(out, at, run),
+                        lw->mix_norm + at, m->cfg.norm_eps));
     if (m->cfg.n_experts == 0)
         expect_one(c, &lw->w_up);
     return op->matmul(c->s, summand, out, &lw->mix_out, NULL);

@@ -820,7 +820,7 @@ static struct work_sizes sizes_of(const struct model_config *c, int n_ranks)
         .d = c->n_embd,
         .q = c->attn_gated ? 3 * q : q,
         .att = MAX(q, v),
-        .mix = d.n_v > 0 ? delta_in_cols(&d) + (d.kind == DELTA_NET ? 2 : 3) * v : 0,
+        .mix = d.n_v > 0 ? delta_in_cols(&d) + (d.kind == DELTA_SHORT_CONV ? 3 : 2) * v : 0,
         .kv = (int64_t)2 * config_most_kv_dim(c) / n_ranks,
         .up = ffn * (c->mlp_gated ? 2 : 1) / n_ranks,
         .ffn = ffn / n_ranks,

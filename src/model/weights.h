@@ -63,10 +63,10 @@ struct layer_weights {
      * its result [1][d]. */
     struct weight shared_up, shared_down, shared_gate;
     /* A recurrent layer has these in place of wq to wo: rows of q, k, v and z [..][d], of beta
-     * and a [2 n_v][d], and the output [d][n_v * d_v]; the rule's vectors (ops.h, struct
-     * delta_rule); the norm of its heads [d_v]. */
+     * and a [2 n_v][d] (Mamba-2: a alone), and the output [d][n_v * d_v]; the rule's vectors
+     * (ops.h, struct delta_rule); the norm of its heads [d_v] (Mamba-2: of all [n_v * d_v]). */
     struct weight mix, mix_ba, mix_out;
-    const float *conv, *a_log, *dt, *mix_norm;
+    const float *conv, *a_log, *dt, *mix_norm, *conv_b, *skip;
 };
 
 struct layer_source;

@@ -330,8 +330,12 @@ static struct fused fused_of(const struct model_config *c, const struct tensor_s
         .expert = p->dst_row / n_rows, .n_rows = n_rows, .step = down ? 1 : 2};
     x.first = p->dst_row % n_rows != 0;
     const char *end = strstr(t->name, ".experts.");
-    snprintf(x.stem, sizeof x.stem, "%.*s.experts.%s", (int)(end - t->name), t->name,
-             down ? "down_proj" : "gate_up_proj");
+    bool granite = c->family == FAMILY_GRANITE_HYBRID;
+    snprintf(x.stem, sizeof x.stem, "%.*s%s%s", (int)(end - t->name), t->name,
+             granite ? "." : ".experts.",
+             granite ? (down ? "output_linear.weight" : "input_linear.weight")
+             : down  ? "down_proj"
+                     : "gate_up_proj");
     return x;
 }
 
@@ -445,6 +449,24 @@ static bool match_stacked(const struct directory *d, const struct naming *n,
     return true;
 }
 
+/* Finds a matrix of the MLP that every token of granitemoehybrid uses. Gate and up are one tensor,
+ * in which the rows of the gate come first: *first is set to the matrix's row there. */
+static struct found *find_shared(const struct directory *d, const struct naming *n,
+                                 const struct tensor_spec *t, struct tensor_spec *whole,
+                                 int64_t *first)
+{
+    const char *stem = strstr(t->name, ".shared_mlp.");
+    if (stem == NULL)
+        return NULL;
+    bool down = strstr(stem, "down_proj") != NULL;
+    *whole = *t;
+    snprintf(whole->name, sizeof whole->name, "%.*s.shared_mlp.%s_linear.weight",
+             (int)(stem - t->name), t->name, down ? "output" : "input");
+    whole->rows = down ? t->rows : 2 * t->rows;
+    *first = t->parts[0].dst_row;
+    return find_named(d, n, whole->name);
+}
+
 /* Takes a tensor as it is in the file, if its shape and type suit. */
 static int take_whole(const struct found *f, const struct tensor_spec *t,
                       struct tensor_src *out, struct err *err)
@@ -490,7 +512,11 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
                      const struct naming *n, struct tensor_src *out, struct err *err)
 {
     struct err of_fused = {0};
+    struct tensor_spec whole = *t;
+    int64_t first = 0;
     struct found *f = find_named(d, n, t->name);
+    if (f == NULL && c->family == FAMILY_GRANITE_HYBRID)
+        f = find_shared(d, n, t, &whole, &first);
     if (f == NULL && c->n_experts > 0 && slot_is_of_experts(t->parts[0].slot)) {
         if (c->family == FAMILY_GPT_OSS ? match_fused(d, n, c, t, out, &of_fused)
                                         : match_stacked(d, n, c, t, out, &of_fused))
@@ -513,7 +539,9 @@ static int match_one(const struct checkpoint *cp, const struct directory *d,
                        t->name);
     d->used[f - d->items] = true;
     out->rows = rows_of_folder(c, t);
-    return take_whole(f, t, out, err);
+    int rc = take_whole(f, &whole, out, err);
+    out->at += (uint64_t)first * out->file_row_bytes;
+    return rc;
 }
 
 /* Opens the files of the linear layers behind the pooling. */

@@ -94,6 +94,8 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
         [SLOT_A_LOG] = "ssm_a",
         [SLOT_DT] = "ssm_dt",
         [SLOT_MIX_NORM] = "ssm_norm",
+        [SLOT_CONV_B] = "ssm_conv1d",
+        [SLOT_SKIP] = "ssm_d",
         [SLOT_POSITIONS] = "per_layer_token_embd",
         [SLOT_LAYER_IN] = "per_layer_model_proj",
         [SLOT_LAYER_IN_NORM] = "per_layer_proj_norm",
@@ -148,7 +150,9 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
     case SLOT_SHARED_UP:
         return p->dst_row == 0 ? "ffn_gate_shexp" : "ffn_up_shexp";
     case SLOT_MIX:
-        return p->dst_row == 0 ? "attn_qkv" : "attn_gate";
+        return c->recurrence.kind == DELTA_MAMBA2 ? "ssm_in"
+               : p->dst_row == 0                  ? "attn_qkv"
+                                                  : "attn_gate";
     case SLOT_MIX_BA:
         return t->n_parts > 1 ? "ssm_ba" : p->dst_row == 0 ? "ssm_beta" : "ssm_alpha";
     default:
@@ -159,7 +163,7 @@ static const char *stem_of(const struct model_config *c, const struct tensor_spe
 static void gguf_name(char *out, size_t n, const struct tensor_spec *t, const char *stem)
 {
     bool is_bias = t->kind == TENSOR_BIAS && t->parts[0].slot != SLOT_SINKS;
-    bool is_bare = t->parts[0].slot == SLOT_A_LOG;
+    bool is_bare = t->parts[0].slot == SLOT_A_LOG || t->parts[0].slot == SLOT_SKIP;
     bool is_scale = t->parts[0].slot == SLOT_ROUTER_SCALE ||
                     t->parts[0].slot == SLOT_EXPERT_SCALE;
     const char *end = is_bare ? "" : is_bias ? ".bias" : is_scale ? ".scale" : ".weight";
@@ -198,7 +202,7 @@ static struct row_map rows_of(const struct model_config *c, const struct tensor_
 {
     bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL ||
                     c->family == FAMILY_MIXTRAL || c->family == FAMILY_GRANITE ||
-                    c->family == FAMILY_MINISTRAL3;
+                    c->family == FAMILY_MINISTRAL3 || c->family == FAMILY_GRANITE_HYBRID;
     if (permuted && is_query_or_key(t))
         return (struct row_map){.order = ROWS_PAIRS, .d_head = c->d_head};
     if (c->family == FAMILY_FALCON && t->n_parts > 1)
@@ -253,7 +257,7 @@ static int element_type(const struct match *m, const struct gguf_file *in,
 }
 
 /* Returns whether `have` has the shape of t, but with `all` rows.  A convolution's is [channels]
- * [n_conv], and a matrix of one row may be a vector. */
+ * [n_conv], a matrix of one row may be a vector, and vectors of Mamba-2 are matrices. */
 static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *t,
                       int64_t all)
 {
@@ -266,6 +270,10 @@ static bool has_shape(const struct gguf_tensor *have, const struct tensor_spec *
                have->shape[0] == (uint64_t)(all / t->n_conv);
     if (t->n_dims == 2 && all == 1 && have->n_dims == 1)
         return have->shape[0] == (uint64_t)t->cols;
+    if (t->n_dims == 1 && have->n_dims == 2 &&
+        (t->parts[0].slot == SLOT_A_LOG || t->parts[0].slot == SLOT_SKIP ||
+         t->parts[0].slot == SLOT_MIX_NORM))
+        return have->shape[0] * have->shape[1] == (uint64_t)all;
     return have->n_dims == t->n_dims && have->shape[0] == (uint64_t)all &&
            (t->n_dims == 1 || have->shape[1] == (uint64_t)t->cols);
 }

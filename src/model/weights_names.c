@@ -144,6 +144,13 @@ static struct names names_of(const struct model_config *c)
         n.up = "feed_forward.w3";
         n.down = "feed_forward.w2";
         return n;
+    case FAMILY_GRANITE_HYBRID: /* folders have gate and up in one tensor (weights_files.c) */
+        n.router = "block_sparse_moe.router.layer";
+        n.expert = "block_sparse_moe.experts";
+        n.gate = c->n_experts > 0 ? "gate_proj" : "shared_mlp.gate_proj";
+        n.up = c->n_experts > 0 ? "up_proj" : "shared_mlp.up_proj";
+        n.down = c->n_experts > 0 ? "down_proj" : "shared_mlp.down_proj";
+        return n;
     case FAMILY_OPT:
         return opt_names;
     case FAMILY_PHI:
@@ -220,16 +227,20 @@ int64_t slot_rows(const struct model_config *c, int l, enum slot s)
     case SLOT_BQ:
         return q_dim(c, l);
     case SLOT_MIX: /* q is of no width where there are three runs as wide as v */
-        return 2 * mix_q_dim(c) + (c->recurrence.kind == DELTA_NET ? 2 : 3) * mix_dim(c);
+        return 2 * mix_q_dim(c) +
+               (c->recurrence.kind == DELTA_SHORT_CONV ? 3 : 2) * mix_dim(c);
     case SLOT_MIX_BA:
-        return (int64_t)2 * c->recurrence.n_v;
+        return (c->recurrence.kind == DELTA_MAMBA2 ? 1 : (int64_t)2) * c->recurrence.n_v;
     case SLOT_CONV:
-        return c->recurrence.n_conv * (2 * mix_q_dim(c) + mix_dim(c));
+        return c->recurrence.n_conv * slot_rows(c, l, SLOT_CONV_B);
+    case SLOT_CONV_B:
+        return 2 * mix_q_dim(c) + mix_dim(c);
     case SLOT_A_LOG:
     case SLOT_DT:
+    case SLOT_SKIP:
         return c->recurrence.n_v;
     case SLOT_MIX_NORM:
-        return c->recurrence.d_v;
+        return c->recurrence.kind == DELTA_MAMBA2 ? mix_dim(c) : c->recurrence.d_v;
     case SLOT_SHARED_UP:
         return (int64_t)2 * c->n_shared_ffn;
     case SLOT_DENSE_UP:
@@ -445,8 +456,9 @@ static void add_fused(struct builder *b, enum qkv_layout layout, const char *ste
 
 /* Adds a tensor of n_groups groups of rows, each of which has a run for each of n slots.  The runs
  * of a slot follow one another, from its row first[i] on. */
-static void add_groups(struct builder *b, const char *stem, int n_groups, int n,
-                       const enum slot *slot, const int64_t *n_rows, const int64_t *first)
+static struct tensor_spec *add_groups(struct builder *b, const char *stem, int n_groups,
+                                      int n, const enum slot *slot, const int64_t *n_rows,
+                                      const int64_t *first)
 {
     struct tensor_spec *t = add_spec(b, stem, ".weight");
     int64_t at = 0, stride = 0;
@@ -460,6 +472,7 @@ static void add_groups(struct builder *b, const char *stem, int n_groups, int n,
                                          .n_rows = n_rows[i],
                                          .n_groups = n_groups});
     finish(b, t, TENSOR_MATRIX);
+    return t;
 }
 
 /* Adds the rows of Q, each head's before those of its gate. */
@@ -496,6 +509,34 @@ static void add_short_conv(struct builder *b)
                (const int64_t[]){v, v, v}, (const int64_t[]){0, 2 * v, v});
     add_conv(b, "conv.conv.weight");
     add_linear(b, "conv.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, b->c->n_embd);
+}
+
+/* Adds the tensors of a layer of Mamba-2.  The files have x before B and C, which are v, k and q
+ * here, and z before all of them. */
+static void add_mamba(struct builder *b)
+{
+    const struct recurrence *r = &b->c->recurrence;
+    const int64_t q = mix_q_dim(b->c), v = mix_dim(b->c), n = r->n_conv;
+    static const enum slot conv[] = {SLOT_CONV, SLOT_CONV, SLOT_CONV},
+                           bias[] = {SLOT_CONV_B, SLOT_CONV_B, SLOT_CONV_B};
+    add_groups(b, "mamba.in_proj", 1, 5,
+               (const enum slot[]){SLOT_MIX, SLOT_MIX, SLOT_MIX, SLOT_MIX, SLOT_MIX_BA},
+               (const int64_t[]){v, v, q, q, r->n_v},
+               (const int64_t[]){2 * q + v, 2 * q, q, 0, 0});
+    struct tensor_spec *t = add_groups(b, "mamba.conv1d", 1, 3, conv,
+                                       (const int64_t[]){v * n, q * n, q * n},
+                                       (const int64_t[]){2 * q * n, q * n, 0});
+    t->n_dims = 3;
+    t->n_conv = r->n_conv;
+    t = add_groups(b, "mamba.conv1d", 1, 3, bias, (const int64_t[]){v, q, q},
+                   (const int64_t[]){2 * q, q, 0});
+    finish(b, t, TENSOR_BIAS);
+    snprintf(strrchr(t->name, '.'), sizeof ".weight", ".bias");
+    add_vector(b, "mamba.A_log", SLOT_A_LOG, TENSOR_RATE);
+    add_vector(b, "mamba.D", SLOT_SKIP, TENSOR_FACTOR);
+    add_vector(b, "mamba.dt_bias", SLOT_DT, TENSOR_BIAS);
+    add_vector(b, "mamba.norm.weight", SLOT_MIX_NORM, TENSOR_FACTOR);
+    add_linear(b, "mamba.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, b->c->n_embd);
 }
 
 /* Adds a recurrent layer's own tensors.  qwen3_next has those of beta and a in one, by heads of Q,
@@ -634,7 +675,10 @@ static void add_experts(struct builder *b, const struct names *n)
     }
     if (c->n_shared_ffn == 0)
         return;
-    add_gated(b, c->shared_is_gated ? "mlp.shared_expert" : "mlp.shared_experts",
+    add_gated(b,
+              c->shared_is_gated                   ? "mlp.shared_expert"
+              : c->family == FAMILY_GRANITE_HYBRID ? "shared_mlp"
+                                                   : "mlp.shared_experts",
               SLOT_SHARED_UP, SLOT_SHARED_DOWN, c->n_shared_ffn);
     if (c->shared_is_gated)
         add_linear(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE, N_SLOTS, 0, 1);
@@ -672,6 +716,9 @@ static void add_layer(struct builder *b, const struct names *n)
     add_norm(b, n->norm1, SLOT_NORM1_W, SLOT_NORM1_B);
     if (config_is_recurrent(b->c, b->layer) && b->c->family == FAMILY_LFM2) {
         add_short_conv(b);
+    } else if (config_is_recurrent(b->c, b->layer) &&
+               b->c->family == FAMILY_GRANITE_HYBRID) {
+        add_mamba(b);
     } else if (config_is_recurrent(b->c, b->layer)) {
         add_recurrence(b);
     } else {

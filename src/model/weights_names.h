@@ -2,7 +2,7 @@
  * src/model.
  *
  * A *slot* is a place in struct weights.  A *tensor spec* is one tensor of the checkpoint: its
- * name, its shape, and one to three *parts*, each a regular set of its rows that goes to one slot:
+ * name, its shape, and one to five *parts*, each a regular set of its rows that goes to one slot:
  *
  *     part {slot, src_row, src_stride, dst_row, n_rows, n_groups}
  *     for g < n_groups: rows [src_row + g * src_stride, + n_rows) of the tensor
@@ -80,6 +80,8 @@ enum slot {
     SLOT_A_LOG,
     SLOT_DT,
     SLOT_MIX_NORM,
+    SLOT_CONV_B, /* of Mamba-2: the convolution's bias, and the factor of v */
+    SLOT_SKIP,
     N_SLOTS,
 };
 
@@ -131,7 +133,7 @@ struct tensor_part {
 
 enum {
     TENSOR_NAME_BYTES = 96,
-    TENSOR_MAX_PARTS = 4,
+    TENSOR_MAX_PARTS = 5,
 };
 
 /* Kind of a tensor, for the generator of random weights and for adding 1 to norms. */

@@ -67,6 +67,8 @@ static const size_t slot_offsets[N_SLOTS] = {
     [SLOT_A_LOG] = offsetof(struct layer_weights, a_log),
     [SLOT_DT] = offsetof(struct layer_weights, dt),
     [SLOT_MIX_NORM] = offsetof(struct layer_weights, mix_norm),
+    [SLOT_CONV_B] = offsetof(struct layer_weights, conv_b),
+    [SLOT_SKIP] = offsetof(struct layer_weights, skip),
 };
 
 static inline void *slot_place(struct weights *w, struct layer_weights *l, enum slot s)

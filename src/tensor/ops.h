@@ -214,29 +214,31 @@ struct product {
 enum delta_kind {
     DELTA_NET,        /* the gated delta rule (Gated DeltaNet, arXiv:2412.06464) */
     DELTA_SHORT_CONV, /* a short convolution alone (LFM2): no S; n_k is n_v, d_k is 0 */
+    DELTA_MAMBA2,     /* Mamba-2 (arXiv:2405.21060): q, k and v are its C, B and x */
 };
 
-/* The rule of one recurrent layer.  n_v / n_k heads of V belong to each head of Q and K. */
+/* The rule of one recurrent layer.  n_v / n_k heads of V belong to each head of Q and K. Pointers
+ * are NULL where the rule's kind does not have the numbers. */
 struct delta_rule {
     enum delta_kind kind;
-    /* Heads of Q and of K; heads of V: a multiple of n_k, up to DELTA_MAX_GROUP times. */
-    int n_k, n_v;
+    int n_k, n_v; /* heads of Q and of K; heads of V: a multiple of n_k */
     /* Head h of V belongs to head h % n_k of Q and K; else to head h / (n_v / n_k). */
     bool tiled;
     int d_k, d_v;      /* widths of their heads: multiples of 16, at most DELTA_MAX_WIDTH */
     int n_conv;        /* inputs of the convolution: at most DELTA_MAX_CONV */
     const float *conv; /* [channels][n_conv], the factor of the oldest input first */
+    const float *conv_bias;       /* [channels] (Mamba-2) */
     const float *a_log, *dt_bias; /* [n_v] */
+    const float *skip;            /* [n_v] factor of v in the output (Mamba-2) */
 };
 #define DELTA_MAX_CONV  4
 #define DELTA_MAX_WIDTH 256
-#define DELTA_MAX_GROUP 16
 #define DELTA_AHEAD     15 /* most rows of a sequence that are ahead */
 
-/* Returns the i-th head of V of head `of_k` of Q and K. */
-static inline int delta_v_head(const struct delta_rule *d, int of_k, int i)
+/* Returns the head of Q and K to which head h of V belongs. */
+static inline int delta_k_head(const struct delta_rule *d, int h)
 {
-    return d->tiled ? i * d->n_k + of_k : of_k * (d->n_v / d->n_k) + i;
+    return d->tiled ? h % d->n_k : h / (d->n_v / d->n_k);
 }
 static inline int64_t delta_channels(const struct delta_rule *d)
 {
@@ -245,7 +247,7 @@ static inline int64_t delta_channels(const struct delta_rule *d)
 /* Returns how many numbers of a row stand before its channels: beta and a of each head of V. */
 static inline int64_t delta_gates_cols(const struct delta_rule *d)
 {
-    return d->kind == DELTA_NET ? (int64_t)2 * d->n_v : 0;
+    return d->kind != DELTA_SHORT_CONV ? (int64_t)2 * d->n_v : 0;
 }
 /* A state: 64 bytes, of which the first two int64 are the number of tokens that it has seen and the
  * number of inputs that are kept behind it | the channels' last inputs [n_conv - 1][channels] f32 |
@@ -393,6 +395,10 @@ struct ops {
      *     S = S + k (sigmoid(beta) * (v - S^T k))^T
      *     out = S^T q
      * A convolution alone (DELTA_SHORT_CONV) has only channels, and out = c without silu.
+     * DELTA_MAMBA2 ignores the row's beta:
+     *     c = silu(conv_bias + sum ...)
+     *     dt = log(1 + exp(a + dt_bias)), and S = S * exp(-exp(a_log) * dt) + k (dt * v)^T
+     *     out = S^T q + skip * v
      * The row at position 0 begins with a zero state.  The first row of a sequence at another
      * position continues the state.  The state advances over no row that is ahead (r->ahead).  The
      * inputs of these rows are kept, and the first row of the next call says by its position how

@@ -140,9 +140,9 @@ static inline void check_delta(struct mat out, struct mat in, const struct delta
 {
     check_f32(in);
     check_ragged(r, in.rows);
-    CHECK(d->n_v % d->n_k == 0 && d->n_v / d->n_k <= DELTA_MAX_GROUP && d->d_k % 16 == 0 &&
-          d->d_v % 16 == 0 && d->d_k <= DELTA_MAX_WIDTH && d->d_v <= DELTA_MAX_WIDTH &&
-          d->n_conv > 1 && d->n_conv <= DELTA_MAX_CONV);
+    CHECK(d->n_v % d->n_k == 0 && d->d_k % 16 == 0 && d->d_v % 16 == 0 &&
+          d->d_k <= DELTA_MAX_WIDTH && d->d_v <= DELTA_MAX_WIDTH && d->n_conv > 1 &&
+          d->n_conv <= DELTA_MAX_CONV);
     CHECK(in.cols == delta_in_cols(d));
     CHECK(states->block_stride >= delta_state_bytes(d));
     if (out.data != NULL)

@@ -613,7 +613,8 @@ static void refusals(void **state)
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
-    static char *const shapes[] = {"synth:tiny-hybrid", "synth:tiny-conv"};
+    static char *const shapes[] = {"synth:tiny-hybrid", "synth:tiny-conv",
+                                   "synth:tiny-mamba"};
     static const struct {
         const char *name;
         CMUnitTestFunction test;

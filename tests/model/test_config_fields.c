@@ -27,6 +27,9 @@ static const struct family {
   opt = {"opt", SIZES ", \"ffn_dim\": 172, \"max_position_embeddings\": 256"},
   phi = {"phi", LLAMA_SIZES}, phi3 = {"phi3", LLAMA_SIZES},
   gemma = {"gemma", LLAMA_SIZES ", \"head_dim\": 32"}, falcon = {"falcon", SIZES},
+  granite_hybrid = {"granitemoehybrid",
+                    LLAMA_SIZES ", \"shared_intermediate_size\": 96, "
+                                "\"mamba_n_heads\": 8, \"mamba_d_state\": 32"},
   lfm2 = {"lfm2", SIZES ", \"num_key_value_heads\": 2, \"max_position_embeddings\": 256"};
 
 static int parse_with(struct model_config *c, const struct family *f, const char *more,
@@ -656,7 +659,8 @@ static void test_which_family(void **state)
         "supported; these are: llama, mistral, qwen2, qwen3, opt, phi, phi3, gemma, "
         "falcon, qwen3_moe, mixtral, gemma3_text, olmo2, olmo3, granite, gpt_oss, gemma2, "
         "qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, lfm2, "
-        "gemma4_text, deepseek_v2, glm4_moe_lite (see hcache model --families)");
+        "gemma4_text, deepseek_v2, glm4_moe_lite, granitemoehybrid "
+        "(see hcache model --families)");
     static const char alone[] = "{\"architectures\": [\"MambaForCausalLM\"]}";
     assert_int_equal(config_parse(&c, alone, sizeof alone - 1, "f", &e), ERR_UNSUPPORTED);
     assert_non_null(strstr(e.msg, "'(none)' with architecture 'MambaForCausalLM'"));
@@ -668,7 +672,7 @@ static void test_which_family(void **state)
 
     const char *name = NULL, *architecture = NULL;
     assert_false(family_at(-1, &name, &architecture));
-    assert_false(family_at(27, &name, &architecture));
+    assert_false(family_at(FAMILY_GRANITE_HYBRID + 1, &name, &architecture));
     assert_null(name);
     assert_true(family_at(0, &name, &architecture));
     assert_string_equal(name, "llama");
@@ -677,7 +681,7 @@ static void test_which_family(void **state)
     assert_string_equal(name, "falcon");
     assert_string_equal(architecture, "FalconForCausalLM");
     assert_string_equal(family_name(FAMILY_FALCON), "falcon");
-    assert_string_equal(family_name((enum model_family)27), "unknown");
+    assert_string_equal(family_name(FAMILY_GRANITE_HYBRID + 1), "unknown");
 }
 
 /* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */
@@ -707,6 +711,48 @@ static void test_lfm2(void **state)
            ERR_UNSUPPORTED, "only full_attention and conv are supported");
     refuse(&lfm2, "\"block_ff_dim\": 96, \"full_attn_idxs\": []", ERR_UNSUPPORTED,
            "a model without a layer of attention");
+}
+
+/* Published files of Granite 4 name layers as older ones do. */
+static void test_granite_hybrid(void **state)
+{
+#define DENSE ", \"num_local_experts\": 0"
+#define MAMBA(first)                                                                       \
+    "\"layer_types\": [\"" first "\", \"attention\", \"mamba\", \"mamba\", \"mamba\"]"
+#define OF(kind)      "\"" kind "\", \"" kind "\", \"" kind "\", \"" kind "\", \"" kind "\""
+#define ALL_ATTENTION "\"layer_types\": [" OF("attention") "]"
+    struct model_config c = with(&granite_hybrid,
+                                 MAMBA("mamba") DENSE ", \"mamba_d_head\": \"auto\"");
+    for (int l = 0; l < 5; l++)
+        assert_int_equal(config_is_recurrent(&c, l), l != 1);
+    assert_true(c.n_ffn == 96 && c.n_experts == 0 && c.rope_local_only);
+    assert_true(c.recurrence.n_k == 1 && c.recurrence.n_v == 8 && c.recurrence.d_v == 16);
+    c = with(&granite_hybrid,
+             MAMBA("mamba") ", \"num_local_experts\": 8, \"num_experts_per_tok\": 3, "
+                            "\"time_step_limit\": [0.0, {\"__float__\": \"Infinity\"}]");
+    assert_true(c.n_ffn == 172 && c.n_shared_ffn == 96 && c.n_experts_used == 3 &&
+                c.experts_normed);
+    c = with(&granite_hybrid,
+             ALL_ATTENTION DENSE ", \"position_embedding_type\": \"rope\"");
+    assert_true(!config_is_hybrid(&c) && !c.rope_local_only);
+    refuse(&granite_hybrid, "\"mamba_d_conv\": 4", ERR_UNSUPPORTED,
+           "'layer_types': is missing");
+    refuse(&granite_hybrid, MAMBA("conv") DENSE, ERR_UNSUPPORTED, "'layer_types': only");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"mamba_d_conv\": 5", ERR_FORMAT,
+           "'mamba_d_conv'");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"mamba_conv_bias\": false",
+           ERR_UNSUPPORTED, "'mamba_conv_bias'");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"mamba_d_head\": 32", ERR_UNSUPPORTED,
+           "times 'mamba_n_heads'");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"mamba_n_groups\": 3", ERR_UNSUPPORTED,
+           "'mamba_n_groups'");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"time_step_limit\": [0.0, 1.0]",
+           ERR_UNSUPPORTED, "only 0 and infinity");
+    refuse(&granite_hybrid, MAMBA("mamba") DENSE ", \"time_step_limit\": [0.1, null]",
+           ERR_UNSUPPORTED, "only 0 and infinity");
+    refuse(&granite_hybrid,
+           MAMBA("mamba") DENSE ", \"normalization_function\": \"layernorm\"",
+           ERR_UNSUPPORTED, "only rmsnorm");
 }
 
 static void test_types_of_weights(void **state)
@@ -901,6 +947,7 @@ static void test_shapes(void **state)
         {"tiny-mha", 266816, WEIGHT_F32, 2048, 1, 2},
         {"tiny-hybrid", 264200, WEIGHT_F32, 2048, 1, 2},
         {"tiny-conv", 169120, WEIGHT_F32, 2048, 1, 2},
+        {"tiny-mamba", 249188, WEIGHT_F32, 2048, 1, 2},
         {"tiny-gqa", 836736, WEIGHT_F32, 2048, 1, 2},
     };
     int n = sizeof known / sizeof known[0];
@@ -936,11 +983,11 @@ static void test_shapes(void **state)
     struct err e = {0};
     assert_int_equal(config_shape(&c, "tiny", &e), ERR_NOT_FOUND);
     assert_string_equal(
-        e.msg,
-        "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
-        "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
-        "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b "
-        "qwen3.5-0.8b qwen3.6-35b-a3b bench-220m tiny-mha tiny-hybrid tiny-conv tiny-gqa");
+        e.msg, "unknown shape 'tiny'; known are: llama-2-7b llama-2-13b llama-2-70b "
+               "llama-3-8b mistral-7b opt-6.7b opt-13b opt-30b opt-66b falcon-40b "
+               "qwen3-0.6b qwen2.5-0.5b qwen3-30b-a3b gemma-3-4b gpt-oss-20b "
+               "qwen3.5-0.8b qwen3.6-35b-a3b bench-220m tiny-mha tiny-hybrid tiny-conv "
+               "tiny-mamba tiny-gqa");
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */
@@ -993,6 +1040,7 @@ int main(void)
         cmocka_unit_test(test_layers_of_gemma4),
         cmocka_unit_test(test_types_of_weights),
         cmocka_unit_test(test_lfm2),
+        cmocka_unit_test(test_granite_hybrid),
         cmocka_unit_test(test_special_ids),
         cmocka_unit_test(test_ids_of_generation_config),
         cmocka_unit_test(test_a_folder_whose_generation_config_cannot_be_read),

@@ -287,7 +287,8 @@ static void test_family(void **state)
     read_expected(&x, family);
     /* a state has no f16 */
     int n_dtypes = strstr(family, "qwen3.5") != NULL || strstr(family, "next") != NULL ||
-                           strstr(family, "lfm2") != NULL
+                           strstr(family, "lfm2") != NULL ||
+                           strstr(family, "granite-h") != NULL
                        ? 2
                        : 3;
     for (int i = 0; i < 2; i++)
@@ -328,7 +329,8 @@ int main(void)
         "qwen3.5-vision", "qwen3.5-moe",   "qwen3-next", "cohere2",
         "ministral3",     "mistral3",      "glm4-moe",   "glm4-moe-groups",
         "gemma4",         "gemma4-layers", "gemma4-moe", "lfm2",
-        "lfm2-untied",    "deepseek-v2",   "glm4-lite"};
+        "lfm2-untied",    "deepseek-v2",   "glm4-lite",  "granite-h-dense",
+        "granite-h"};
     enum { N = sizeof names / sizeof names[0] };
     struct CMUnitTest tests[N + 1];
     for (int i = 0; i < N; i++)

@@ -697,7 +697,8 @@ int main(void)
                                   "gemma4",        "gemma4-layers",
                                   "gemma4-moe",    "lfm2",
                                   "lfm2-untied",   "deepseek-v2",
-                                  "glm4-lite"};
+                                  "glm4-lite",     "granite-h-dense",
+                                  "granite-h"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
     static const struct CMUnitTest others[] = {
         cmocka_unit_test(test_rope_factors_are_the_formula),

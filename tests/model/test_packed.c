@@ -121,6 +121,7 @@ static void a_packed_gguf_file_is_the_model(void **state)
     expect_same(GGUF "llama3.gguf", NULL);
     expect_same(GGUF "falcon-40b.gguf", NULL);
     expect_same(GGUF "lfm2.gguf", "q8");
+    expect_same(GGUF "granite-h-dense.gguf", "q8");
     expect_same(GGUF "qwen3.5.gguf", NULL); /* its heads lie in another order */
     expect_same(GGUF "split-00001-of-00003.gguf", "q8");
     expect_same("synth:tiny-mha", "q8");
@@ -571,6 +572,7 @@ int main(void)
         FAMILY("gemma4-moe"),
         FAMILY("glm4-lite"),
         FAMILY("glm4-moe"),
+        FAMILY("granite-h"),
         FAMILY("lfm2"),
         FAMILY("llama"),
         FAMILY("llama3"),

@@ -462,7 +462,9 @@ static void test_delta_net(void **state)
         {.n_k = 3, .n_v = 6, .d_k = 128, .d_v = 64, .n_conv = 4},
         {.n_k = 2, .n_v = 6, .tiled = true, .d_k = 32, .d_v = 48, .n_conv = 4},
         {.kind = DELTA_SHORT_CONV, .n_k = 5, .n_v = 5, .d_v = 16, .n_conv = 3},
-        {.kind = DELTA_SHORT_CONV, .n_k = 2, .n_v = 2, .d_v = 64, .n_conv = 2}};
+        {.kind = DELTA_SHORT_CONV, .n_k = 2, .n_v = 2, .d_v = 64, .n_conv = 2},
+        {.kind = DELTA_MAMBA2, .n_k = 1, .n_v = 20, .d_k = 16, .d_v = 16, .n_conv = 4},
+        {.kind = DELTA_MAMBA2, .n_k = 2, .n_v = 6, .d_k = 128, .d_v = 48, .n_conv = 3}};
     static const int cuts[] = {1, 3, 40};
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct delta_rule d = cases[c];
@@ -475,6 +477,12 @@ static void test_delta_net(void **state)
         d.conv = conv;
         d.a_log = rate;
         d.dt_bias = dt;
+        float *bias = random_elems(DTYPE_F32, delta_channels(&d), 4),
+              *skip = random_elems(DTYPE_F32, d.n_v, 6);
+        if (d.kind == DELTA_MAMBA2) {
+            d.conv_bias = bias;
+            d.skip = skip;
+        }
         struct mat want = mat_alloc(DTYPE_F32, DELTA_ROWS + 3, (int64_t)d.n_v * d.d_v);
         struct mat base = mat_alloc(DTYPE_F32, want.rows, want.cols), got = base;
         got = mat_alloc(DTYPE_F32, want.rows, want.cols);
@@ -504,6 +512,8 @@ static void test_delta_net(void **state)
         free(conv);
         free(rate);
         free(dt);
+        free(bias);
+        free(skip);
     }
 }
 

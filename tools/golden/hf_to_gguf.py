@@ -8,7 +8,7 @@ library only.
 Matrices keep their type; vectors become F32.  Families: llama, mistral, mixtral, qwen2, qwen3,
 qwen3_moe, phi, phi3, gemma, gemma3_text, olmo2, olmo3, granite, falcon,
 gpt_oss, gemma2, qwen3_5_text, qwen3_5_moe_text, qwen3_next, cohere2, ministral3, glm4_moe, gemma4_text, lfm2,
-deepseek_v2, glm4_moe_lite.  A byte-level BPE tokenizer and the chat template are included if the folder has
+deepseek_v2, glm4_moe_lite, granitemoehybrid.  A byte-level BPE tokenizer and the chat template are included if the folder has
 them."""
 import argparse
 import json
@@ -25,11 +25,12 @@ ARCHS = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3
          "gemma3_text": "gemma3", "olmo2": "olmo2", "olmo3": "olmo2", "granite": "granite",
          "gpt_oss": "gpt-oss", "gemma2": "gemma2", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
          "qwen3_next": "qwen3next", "cohere2": "cohere2", "ministral3": "mistral3", "glm4_moe": "glm4moe",
-         "gemma4_text": "gemma4", "lfm2": "lfm2", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2"}
+         "gemma4_text": "gemma4", "lfm2": "lfm2", "deepseek_v2": "deepseek2", "glm4_moe_lite": "deepseek2",
+         "granitemoehybrid": "granitehybrid"}
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 GEMMA3 = ("gemma3", "gemma-embedding")
 PLUS_ONE = ("gemma", "gemma2", *GEMMA3, *HYBRIDS)
-PAIRS = ("llama", "granite", "mistral3")  # the rows of a head are interleaved
+PAIRS = ("llama", "granite", "mistral3", "granitehybrid")  # the rows of a head are interleaved
 # Tensors of all experts: matrices of experts 0, 1, ... one behind another.
 EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
            "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps"}
@@ -58,7 +59,9 @@ INSIDE = {
     "self_attn.k_layernorm": "attn_k_norm", "feed_forward.w1": "ffn_gate", "feed_forward.w3": "ffn_up", "feed_forward.w2": "ffn_down",
     "self_attn.q_a_proj": "attn_q_a", "self_attn.q_b_proj": "attn_q_b", "self_attn.q_a_layernorm": "attn_q_a_norm",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa", "self_attn.kv_a_layernorm": "attn_kv_a_norm",
-    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj"}
+    "conv.in_proj": "shortconv.in_proj", "conv.conv": "shortconv.conv", "conv.out_proj": "shortconv.out_proj",
+    "mamba.in_proj": "ssm_in", "mamba.out_proj": "ssm_out", "mamba.conv1d": "ssm_conv1d", "mamba.norm": "ssm_norm",
+    "block_sparse_moe.router.layer": "ffn_gate_inp", "block_sparse_moe.output_linear": "ffn_down_exps"}
 GEMMA4 = {"router.proj": "ffn_gate_inp", "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
           "post_feedforward_layernorm_1": "post_ffw_norm_1", "post_feedforward_layernorm_2": "post_ffw_norm_2",
           "per_layer_input_gate": "inp_gate", "per_layer_projection": "proj", "post_per_layer_input_norm": "post_norm"}
@@ -167,6 +170,29 @@ def latent(layer, dtype, shape, raw, c):
     yield f"blk.{layer}.attn_v_b.weight", dtype, [heads, n_v, rank], b"".join(b[n_k * row :] for b in each)
 
 
+def granite_hybrid(layer, inner, dtype, shape, raw, c):
+    """Yields what a tensor of Mamba-2 or of an MLP becomes: gate and up are cut, vectors are matrices."""
+    size, groups = TYPES[dtype][1], c["mamba_n_groups"]
+    if inner.endswith("_linear.weight"):
+        end = "" if not c["num_local_experts"] else "_exps" if "sparse" in inner else "_shexp"
+        names = ["gate", "up"] if "input_linear" in inner else ["down"]
+        n, rows, width = (shape[0] if end == "_exps" else 1), shape[-2] // len(names), shape[-1]
+        for i, name in enumerate(names):
+            run = rows * width * size
+            mine = b"".join(raw[(e * len(names) + i) * run :][:run] for e in range(n))
+            yield f"blk.{layer}.ffn_{name}{end}.weight", dtype, [*shape[:-2], rows, width], mine
+        return
+    numbers = to_floats(dtype, raw)
+    if inner == "mamba.A_log":
+        numbers = [-math.exp(x) for x in numbers]
+    raw = struct.pack(f"<{len(numbers)}f", *numbers)
+    out, shape = {"mamba.A_log": ("ssm_a", [shape[0], 1]), "mamba.D": ("ssm_d", [shape[0], 1]),
+                  "mamba.dt_bias": ("ssm_dt.bias", shape), "mamba.conv1d.bias": ("ssm_conv1d.bias", shape),
+                  "mamba.conv1d.weight": ("ssm_conv1d.weight", [shape[0], shape[-1]]),
+                  "mamba.norm.weight": ("ssm_norm.weight", [groups, shape[0] // groups])}[inner]
+    yield f"blk.{layer}.{out}", "F32", shape, raw
+
+
 def guessing(layer, tensors, n_embd):
     """Yields the tensors of a layer that guesses tokens: those of a layer of attention, and its own."""
     last = max(int(name.split(".")[1]) for name, *_ in tensors if ".attn_q." in name)
@@ -250,6 +276,16 @@ def metadata(c, arch, vocab_rows, n_guessing):
         yield "attention.value_length_mla", U32, c["v_head_dim"]
         if rope.get("mscale_all_dim"):
             yield "rope.scaling.yarn_log_multiplier", F32, 0.1 * rope["mscale_all_dim"]
+    if arch == "granitehybrid":
+        kv = [kv if kind == "full_attention" else 0 for kind in c["layer_types"]]
+        n_ffn = n_ffn if c["num_local_experts"] else c["shared_intermediate_size"]
+        yield "ssm.conv_kernel", U32, c["mamba_d_conv"]
+        yield "ssm.state_size", U32, c["mamba_d_state"]
+        yield "ssm.group_count", U32, c["mamba_n_groups"]
+        yield "ssm.time_step_rank", U32, c["mamba_n_heads"]
+        yield "ssm.inner_size", U32, c["mamba_n_heads"] * c["mamba_d_head"]
+        yield "rope.scaling.finetuned", BOOL, int(c["position_embedding_type"] == "rope")
+        yield "expert_shared_feed_forward_length", U32, c["shared_intermediate_size"]
     yield "feed_forward_length", U32, n_ffn
     yield "attention.head_count", U32, heads
     yield "attention.head_count_kv", U32, kv
@@ -288,7 +324,7 @@ def metadata(c, arch, vocab_rows, n_guessing):
     if arch in GEMMA3:
         yield "attention.sliding_window_pattern", BOOL, [kind == "sliding_attention" for kind in c["layer_types"]]
         yield "rope.freq_base_swa", F32, c["rope_parameters"]["sliding_attention"]["rope_theta"]
-    if arch == "granite":
+    if arch in ("granite", "granitehybrid"):
         yield "embedding_scale", F32, c["embedding_multiplier"]
         yield "residual_scale", F32, c["residual_multiplier"]
         yield "attention.scale", F32, c["attention_multiplier"]
@@ -419,6 +455,9 @@ def converted(folder, c, arch):
         if name.endswith(".kv_b_proj.weight"):
             yield from latent(name.split(".")[2], dtype, shape, raw, c)
             continue
+        if "_linear.weight" in name or (".mamba." in name and "_proj" not in name):
+            yield from granite_hybrid(*name.removeprefix("model.layers.").split(".", 1), dtype, shape, raw, c)
+            continue
         if name.endswith(".e_score_correction_bias"):
             name = name.replace("mlp.gate.e_score_correction_bias", "exp_probs_b.bias")
         if name.endswith("self_attn.sinks"):
@@ -539,7 +578,7 @@ if __name__ == "__main__":
                      "falcon-40b", "qwen3-moe", "mixtral", "gemma3", "olmo2", "granite", "qwen3-yarn", "phi3-long", "phi3-short", "olmo3",
                      "gpt-oss", "gpt-oss-mxfp4", "gemma2", "qwen3.5", "qwen3.5-moe", "qwen3-next", "cohere2", "ministral3",
                      "glm4-moe", "glm4-moe-groups", "gemma4", "gemma4-layers", "gemma4-moe", "lfm2", "lfm2-untied",
-                     "deepseek-v2", "glm4-lite"):
+                     "deepseek-v2", "glm4-lite", "granite-h", "granite-h-dense"):
             convert(golden / "families" / name, golden / "gguf" / f"{name}.gguf", n_guessing=int(name in ("qwen3.5", "glm4-moe")))
         convert(golden / "families" / "llama3", golden / "gguf" / "split.gguf", split=3)
     else:

@@ -43,6 +43,10 @@ GEMMA4 = dict(
     layer_types=["sliding_attention", "sliding_attention", "full_attention"])
 
 
+GRANITE = dict(embedding_multiplier=6.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=3.0,
+               rms_norm_eps=1e-5)
+
+
 def rope(theta=10000.0, rope_type="default", **more):
     return {"rope_type": rope_type, "rope_theta": theta, **more}
 
@@ -201,6 +205,17 @@ FAMILIES = {
     "lfm2-untied": ("Lfm2Config", "bfloat16", dict(
         BASE, num_key_value_heads=4, block_auto_adjust_ff_dim=False, conv_L_cache=2, pad_token_id=0,
         tie_word_embeddings=False, layer_types=["full_attention", "conv"], rope_parameters=rope(1000.0))),
+    # recurrent layers are Mamba-2's; attention rotates nothing; experts beside an MLP
+    "granite-h": ("GraniteMoeHybridConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=2, num_hidden_layers=3, intermediate_size=16, shared_intermediate_size=24,
+        num_local_experts=6, num_experts_per_tok=2, mamba_n_heads=3, mamba_d_head=32, mamba_d_state=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"], **GRANITE)),
+    # no experts, two groups, rotations
+    "granite-h-dense": ("GraniteMoeHybridConfig", "bfloat16", dict(
+        BASE, num_key_value_heads=4, num_hidden_layers=3, shared_intermediate_size=80, num_local_experts=0,
+        mamba_n_heads=6, mamba_d_head=16, mamba_d_state=32, mamba_n_groups=2, mamba_d_conv=3,
+        position_embedding_type="rope", layer_types=["linear_attention", "linear_attention", "full_attention"],
+        rope_parameters=rope(1000.0), **GRANITE)),
     # a parallel block; only layers with a window rotate, and they rotate neighbours
     "cohere2": ("Cohere2Config", "bfloat16", dict(
         BASE, num_key_value_heads=2, num_hidden_layers=4, pad_token_id=0, sliding_window=24,
@@ -260,9 +275,7 @@ FAMILIES = {
         GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
         enable_moe_block=True, intermediate_size=48, num_experts=6, top_k_experts=2, moe_intermediate_size=24)),
     "granite": ("GraniteConfig", "bfloat16", dict(
-        BASE, num_key_value_heads=2, embedding_multiplier=6.0, attention_multiplier=0.2,
-        residual_multiplier=0.4, logits_scaling=3.0,
-        rms_norm_eps=1e-5, rope_parameters=rope())),
+        BASE, num_key_value_heads=2, rope_parameters=rope(), **GRANITE)),
 }
 
 
@@ -286,6 +299,8 @@ def draw(model, plus_one, gemma, seed):
             pass
         elif name.endswith(("router.scale", "per_expert_scale")):
             x = 1 + 0.2 * x
+        elif name.endswith("mamba.D"):
+            x = 1 + 0.3 * x
         elif name.endswith("A_log"):
             x = x - 2  # states that forget slowly
         elif p.dim() == 1:

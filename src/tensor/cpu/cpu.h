@@ -103,7 +103,7 @@ struct attn_tile {
     (KV_BLOCK_TOKENS * ATTENTION_MAX_D_HEAD * 2 +                                          \
      TILE_QUERIES * (2 * ATTENTION_MAX_D_HEAD + 64 + 8))
 
-/* The rows of one sequence in a recurrent layer, for one head of Q and K with its heads of V. */
+/* The rows of one sequence in a recurrent layer, for one head of Q and K, or one of V. */
 struct delta_run {
     const struct delta_rule *d;
     int head, n;
@@ -148,6 +148,8 @@ struct cpu_kernels {
     void (*kv_fill)(const struct kv_run *run);
     void (*kv_load)(const struct kv_chunk *c);
     void (*attention)(const struct attn_tile *t);
+    /* the channels of a head of Q and K; then a head of V */
+    void (*delta_keys)(const struct delta_run *run);
     void (*delta)(const struct delta_run *run);
 };
 

@@ -1,5 +1,5 @@
-/* kern_delta.h - the gated delta rule over the rows of one sequence, for one head of Q and K
- * (ops.h, delta_net).
+/* kern_delta.h - the rules of recurrent layers over the rows of one sequence (ops.h, delta_net):
+ * first the channels of each head of Q and K, then each head of V.
  *
  * S of a head of V is taken in strips of DELTA_STRIP columns, which are independent of each other:
  * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. Rows that are
@@ -33,7 +33,9 @@ INLINE void delta_conv(const struct delta_run *u, int64_t c)
     const int skip = N - u->d->n_conv;
     int64_t n_channels = delta_channels(u->d), at = delta_gates_cols(u->d) + c;
     float *past = delta_inputs(u->state) + c - skip * n_channels, w[N][16] = {{0}};
-    v16 x[N], f[N];
+    v16 x[N], f[N], bias = v_zero();
+    if (u->d->conv_bias != NULL)
+        bias = v_load(u->d->conv_bias + c);
     for (int i = 0; i < 16; i++)
         for (int k = skip; k < N; k++)
             w[k][i] = u->d->conv[(c + i) * u->d->n_conv + k - skip];
@@ -51,7 +53,7 @@ INLINE void delta_conv(const struct delta_run *u, int64_t c)
         x[1] = x[2];
         x[2] = x[3];
         x[3] = v_load(p);
-        v16 y = v_fma(x[0], f[0], v_zero());
+        v16 y = v_fma(x[0], f[0], bias);
         y = v_fma(x[1], f[1], y);
         y = v_fma(x[2], f[2], y);
         y = v_fma(x[3], f[3], y);
@@ -74,39 +76,52 @@ INLINE void delta_normalise(float *x, int n, float factor)
         v_store(x + i, v_mul(v_mul(v_load(x + i), scale), v_set1(factor)));
 }
 
-/* Replaces beta and a of n heads of V by sigmoid(beta) and the decay. kept NULL, or gets both. */
-INLINE void delta_gates(const struct delta_rule *d, float *row, int head, int n,
-                        float *kept)
+/* Replaces beta and a of a head of V by the factor of what its state gets, and by the decay: of 16
+ * rows at a time. */
+INLINE void delta_gates(const struct delta_run *u)
 {
-    float *beta = row + head, *a = row + d->n_v + head;
-    for (int i = 0; kept != NULL && i < n; i++) {
-        kept[head + i] = beta[i];
-        kept[d->n_v + head + i] = a[i];
+    const struct delta_rule *d = u->d;
+    const v16 rate = v_exp(v_set1(d->a_log[u->head])), bias = v_set1(d->dt_bias[u->head]);
+    for (int row = 0; row < u->n; row += 16) {
+        float *in = u->in + row * u->ld_in + u->head, beta[16] = {0}, a[16] = {0};
+        int n = u->n - row < 16 ? u->n - row : 16;
+        for (int i = 0; i < n; i++) {
+            beta[i] = in[i * u->ld_in];
+            a[i] = in[i * u->ld_in + d->n_v];
+            if (row + i < u->n - u->n_ahead)
+                continue;
+            float *kept = delta_kept_row(u, row + i) + u->head;
+            kept[0] = beta[i];
+            kept[d->n_v] = a[i];
+        }
+        v16 dt = v_softplus(v_add(v_load(a), bias));
+        v_store(a, v_exp(v_sub(v_zero(), v_mul(rate, dt))));
+        v_store(beta, d->kind == DELTA_NET ? v_sigmoid(v_load(beta)) : dt);
+        for (int i = 0; i < n; i++) {
+            in[i * u->ld_in] = beta[i];
+            in[i * u->ld_in + d->n_v] = a[i];
+        }
     }
-    v16 dt = v_add(v_load_part(a, DTYPE_F32, 0, n),
-                   v_load_part(d->dt_bias, DTYPE_F32, head, n));
-    v16 rate = v_exp(v_load_part(d->a_log, DTYPE_F32, head, n));
-    v16 decay = v_exp(v_sub(v_zero(), v_mul(rate, v_softplus(dt))));
-    v_store_part(a, DTYPE_F32, 0, n, decay);
-    v_store_part(beta, DTYPE_F32, 0, n, v_sigmoid(v_load_part(beta, DTYPE_F32, 0, n)));
 }
 
 /* Takes rows [from, to) through a strip of n_vecs vectors of columns, from column j on, of the
- * state of one head of V. A row of the strip lies ld floats behind the row before it. */
-INLINE void delta_rows(const struct delta_run *u, int head, int j, int n_vecs, float *strip,
+ * state of the head of V. A row of the strip lies ld floats behind the row before it. */
+INLINE void delta_rows(const struct delta_run *u, int j, int n_vecs, float *strip,
                        int64_t ld, int from, int to)
 {
     const struct delta_rule *d = u->d;
-    const int64_t q_at = 2 * d->n_v + (int64_t)u->head * d->d_k;
+    const int head = u->head;
+    const int64_t q_at = 2 * d->n_v + (int64_t)delta_k_head(d, head) * d->d_k;
     const int64_t k_at = q_at + (int64_t)d->n_k * d->d_k;
     const int64_t v_at = 2 * d->n_v + (int64_t)2 * d->n_k * d->d_k + head * d->d_v + j;
+    const v16 skip = d->skip != NULL ? v_set1(d->skip[head]) : v_zero();
     for (int row = from; row < to; row++) {
         const float *in = u->in + row * u->ld_in, *q = in + q_at, *k = in + k_at;
         v16 decay = v_set1(in[d->n_v + head]), beta = v_set1(in[head]);
         v16 x[DELTA_STRIP];
         for (int v = 0; v < n_vecs; v++)
             x[v] = v_zero();
-        for (int i = 0; i < d->d_k; i++) {
+        for (int i = 0; d->kind == DELTA_NET && i < d->d_k; i++) {
             v16 ki = v_set1(k[i]);
             for (int v = 0; v < n_vecs; v++)
                 x[v] = v_fma(v_mul(v_load(strip + i * ld + 16 * v), decay), ki, x[v]);
@@ -125,64 +140,63 @@ INLINE void delta_rows(const struct delta_run *u, int head, int j, int n_vecs, f
                 x[v] = v_fma(s, qi, x[v]);
             }
         }
+        for (int v = 0; d->skip != NULL && v < n_vecs; v++)
+            x[v] = v_fma(skip, v_load(in + v_at + 16 * v), x[v]);
         for (int v = 0; u->out != NULL && v < n_vecs; v++)
             v_store(u->out + row * u->ld_out + head * d->d_v + j + 16 * v, x[v]);
     }
 }
 
 /* Takes all rows through a strip. n_vecs is a constant where this is inlined. */
-INLINE void delta_strip(const struct delta_run *u, int head, int j, int n_vecs)
+INLINE void delta_strip(const struct delta_run *u, int j, int n_vecs)
 {
     const struct delta_rule *d = u->d;
     const int n = u->n - u->n_ahead;
-    float *state = delta_head(d, u->state, head) + j;
+    float *state = delta_head(d, u->state, u->head) + j;
     float copy[DELTA_MAX_WIDTH * 16 * DELTA_STRIP];
     if (u->is_first)
         for (int i = 0; i < d->d_k; i++)
             for (int v = 0; v < n_vecs; v++)
                 v_store(state + i * d->d_v + 16 * v, v_zero());
-    delta_rows(u, head, j, n_vecs, state, d->d_v, 0, n);
+    delta_rows(u, j, n_vecs, state, d->d_v, 0, n);
     if (u->n_ahead == 0)
         return;
     for (int i = 0; i < d->d_k; i++)
         for (int v = 0; v < n_vecs; v++)
             v_store(copy + (i * n_vecs + v) * 16, v_load(state + i * d->d_v + 16 * v));
-    delta_rows(u, head, j, n_vecs, copy, 16 * n_vecs, n, u->n);
+    delta_rows(u, j, n_vecs, copy, 16 * n_vecs, n, u->n);
+}
+
+static void delta_keys(const struct delta_run *u)
+{
+    const struct delta_rule *d = u->d;
+    int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
+    delta_convs(u, q, d->d_k);
+    delta_convs(u, n_q + q, d->d_k);
+    for (int row = 0; d->kind == DELTA_NET && row < u->n; row++) {
+        float *in = u->in + row * u->ld_in + 2 * d->n_v + q;
+        delta_normalise(in, d->d_k, 1.0f / sqrtf((float)d->d_k));
+        delta_normalise(in + n_q, d->d_k, 1.0f);
+    }
 }
 
 static void delta(const struct delta_run *u)
 {
     const struct delta_rule *d = u->d;
-    int per = d->n_v / d->n_k, run = d->tiled ? 1 : per; /* heads that lie together */
-    int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
+    const int64_t at = (int64_t)u->head * d->d_v;
+    delta_convs(u, (int64_t)2 * d->n_k * d->d_k + at, d->d_v);
     if (d->kind == DELTA_SHORT_CONV) {
-        delta_convs(u, u->head * d->d_v, d->d_v);
         for (int row = 0; u->out != NULL && row < u->n; row++)
-            memcpy(u->out + row * u->ld_out + u->head * d->d_v,
-                   u->in + row * u->ld_in + u->head * d->d_v,
+            memcpy(u->out + row * u->ld_out + at, u->in + row * u->ld_in + at,
                    (size_t)d->d_v * sizeof(float));
         return;
     }
-    delta_convs(u, q, d->d_k);
-    delta_convs(u, n_q + q, d->d_k);
-    for (int i = 0; i < per; i += run)
-        delta_convs(u, 2 * n_q + (int64_t)delta_v_head(d, u->head, i) * d->d_v,
-                    (int64_t)run * d->d_v);
-    for (int row = 0; row < u->n; row++) {
-        float *in = u->in + row * u->ld_in;
-        float *kept = row < u->n - u->n_ahead ? NULL : delta_kept_row(u, row);
-        delta_normalise(in + 2 * d->n_v + q, d->d_k, 1.0f / sqrtf((float)d->d_k));
-        delta_normalise(in + 2 * d->n_v + n_q + q, d->d_k, 1.0f);
-        for (int i = 0; i < per; i += run)
-            delta_gates(d, in, delta_v_head(d, u->head, i), run, kept);
-    }
-    for (int i = 0; i < per; i++) {
-        int h = delta_v_head(d, u->head, i), j = 0;
-        for (; j + 16 * DELTA_STRIP <= d->d_v; j += 16 * DELTA_STRIP)
-            delta_strip(u, h, j, DELTA_STRIP);
-        if (j < d->d_v)
-            delta_strip(u, h, j, 1);
-    }
+    delta_gates(u);
+    int j = 0;
+    for (; j + 16 * DELTA_STRIP <= d->d_v; j += 16 * DELTA_STRIP)
+        delta_strip(u, j, DELTA_STRIP);
+    if (j < d->d_v)
+        delta_strip(u, j, 1);
 }
 
 #endif

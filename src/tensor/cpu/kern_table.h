@@ -16,5 +16,6 @@ const struct cpu_kernels VEC_TABLE = {
     .kv_fill = kv_fill,
     .kv_load = kv_load,
     .attention = attention,
+    .delta_keys = delta_keys,
     .delta = delta,
 };

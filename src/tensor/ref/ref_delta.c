@@ -1,4 +1,4 @@
-/* ref_delta.c - the gated delta rule, one row and one head at a time. */
+/* ref_delta.c - the rules of recurrent layers, one row and one head at a time. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@ static void convolve(const struct delta_rule *d, float *past, float *x)
 {
     int64_t n = delta_channels(d);
     for (int64_t c = 0; c < n; c++) {
-        float y = 0;
+        float y = d->conv_bias != NULL ? d->conv_bias[c] : 0;
         int last = d->n_conv - 1;
         for (int k = 0; k < last; k++)
             y = fmaf(past[k * n + c], d->conv[c * d->n_conv + k], y);
@@ -51,7 +51,8 @@ static void advance(const struct delta_rule *d, float *s, const float *q, const 
         float had = 0, sum = 0;
         for (int i = 0; i < d->d_k; i++) {
             s[i * d->d_v + j] = s[i * d->d_v + j] * decay;
-            had = fmaf(s[i * d->d_v + j], k[i], had);
+            if (d->kind == DELTA_NET)
+                had = fmaf(s[i * d->d_v + j], k[i], had);
         }
         float delta = (v[j] - had) * beta;
         for (int i = 0; i < d->d_k; i++) {
@@ -74,16 +75,19 @@ static void take_row(const struct delta_rule *d, uint8_t *state, float *in, floa
             memcpy(out, v, (size_t)delta_channels(d) * sizeof(float));
         return;
     }
-    for (int h = 0; h < d->n_k; h++) {
+    for (int h = 0; d->kind == DELTA_NET && h < d->n_k; h++) {
         normalise(q + h * d->d_k, d->d_k, 1.0f / sqrtf((float)d->d_k));
         normalise(k + h * d->d_k, d->d_k, 1.0f);
     }
     for (int h = 0; h < d->n_v; h++) {
-        int of_k = d->tiled ? h % d->n_k : h / (d->n_v / d->n_k);
-        float decay = expf(-(expf(d->a_log[h]) * softplus(a[h] + d->dt_bias[h])));
+        int of_k = delta_k_head(d, h);
+        float dt = softplus(a[h] + d->dt_bias[h]), decay = expf(-(expf(d->a_log[h]) * dt));
+        float *to = out != NULL ? out + h * d->d_v : NULL;
         advance(d, delta_head(d, state, h), q + of_k * d->d_k, k + of_k * d->d_k,
-                v + h * d->d_v, decay, 1.0f / (1.0f + expf(-beta[h])),
-                out != NULL ? out + h * d->d_v : NULL);
+                v + h * d->d_v, decay,
+                d->kind == DELTA_NET ? 1.0f / (1.0f + expf(-beta[h])) : dt, to);
+        for (int i = 0; d->skip != NULL && to != NULL && i < d->d_v; i++)
+            to[i] = fmaf(d->skip[h], v[h * d->d_v + i], to[i]);
     }
 }
 
