@@ -51,6 +51,11 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, enum profile_effort effort, struct err *err);
 
+/* Returns the seconds of the fastest of n_runs projections of `rows` rows in layer 0, or of replays
+ * if that is recurrent; INFINITY: there is no memory for it. */
+double profile_projection_s(const struct model *m, struct model_work *w, struct stream *s,
+                            int rows, int n_runs);
+
 /* Returns the number of rows that one call of the measured layers has (platform.piece_tokens). */
 int profile_rows(const struct model *m, const struct model_work *w);
 /* Returns the most device memory that a quick profile takes, in addition to `w` and `s`. */

@@ -616,6 +616,25 @@ static int measure(struct platform *p, struct bench *b, bool full)
     return rc;
 }
 
+double profile_projection_s(const struct model *m, struct model_work *w, struct stream *s,
+                            int rows, int n_runs)
+{
+    struct bench b;
+    double best_s = INFINITY;
+    if (bench_init(&b, m, w, s, 0, NULL) != 0)
+        return best_s;
+    for (int i = 0, rc = 0; rc == 0 && i < n_runs; i++) {
+        int64_t t0 = clock_now_ns();
+        rc = run_project(&b, rows);
+        if (rc == 0)
+            rc = stream_sync(s);
+        if (rc == 0)
+            best_s = fmin(best_s, (double)(clock_now_ns() - t0) * 1e-9);
+    }
+    bench_deinit(&b);
+    return best_s;
+}
+
 int profile_compute(struct platform *p, const struct model *m, struct model_work *w,
                     struct stream *s, enum profile_effort effort, struct err *err)
 {

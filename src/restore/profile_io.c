@@ -457,29 +457,11 @@ static void check_projection(struct platform *p, const struct model *m,
                              struct model_work *w, struct stream *s)
 {
     int rows = CHECK_LEAST_ROWS, most = MIN(model_work_rows(w), m->max_ctx);
-    struct buf mem;
-    if (config_is_recurrent(&m->cfg, 0)) /* the curve is that of replays */
-        return;
     while (2 * rows <= most && CHECK_RUNS * platform_h_s(p, 2 * rows) <= CHECK_S)
         rows *= 2;
-    size_t hidden = (size_t)rows * model_hidden_bytes(m);
-    size_t bytes = hidden + (size_t)rows * model_kv_bytes(m, 0);
-    if (rows > most || buf_alloc(m->dev, MEM_DEVICE, bytes, &mem, NULL) != 0)
-        return;
-    if (m->dev->unified)
-        memset(mem.ptr, 0, bytes);
-    double best_s = INFINITY;
-    for (int i = 0, rc = 0; rc == 0 && i < CHECK_RUNS; i++) {
-        int64_t t0 = clock_now_ns();
-        rc = model_kv_project(m, w, s, 0, mat_of(mem.ptr, m->dtype, rows, m->cfg.n_embd),
-                              model_kv_rows(m, 0, (uint8_t *)mem.ptr + hidden, rows));
-        if (rc == 0)
-            rc = stream_sync(s);
-        if (rc == 0)
-            best_s = fmin(best_s, (double)(clock_now_ns() - t0) * 1e-9);
-    }
-    correction_check(&p->gemm_correction, platform_h_s(p, rows), best_s);
-    buf_free(m->dev, &mem);
+    if (rows <= most)
+        correction_check(&p->gemm_correction, platform_h_s(p, rows),
+                         profile_projection_s(m, w, s, rows, CHECK_RUNS));
 }
 
 void profile_check(struct platform *p, const struct model *m, struct model_work *w,

@@ -532,10 +532,10 @@ static void a_restore_corrects_the_profile(void **state)
 }
 
 /* Opens a stack over the store in `dirs`, whose profile is loaded or measured. */
-static void open_profiled(struct stack *k, const char *const dirs[])
+static void open_profiled(struct stack *k, const char *const dirs[], const char *model)
 {
     struct err err = {0};
-    const struct stack_opts o = {.user.model = "synth:tiny-mha",
+    const struct stack_opts o = {.user.model = model,
                                  .user.dtype = "f32",
                                  .user.max_context = 512,
                                  .user.store = dirs,
@@ -546,7 +546,7 @@ static void open_profiled(struct stack *k, const char *const dirs[])
 
 /* A start checks the profile that an earlier one has left, and no other. This one is wrong by far
  * more than any noise. */
-static void a_profile_of_another_process_is_checked(void **state)
+static void check_profile_of_another_process(const char *model)
 {
     static int32_t prompt[200];
     char store[TEMPDIR_BYTES];
@@ -557,7 +557,7 @@ static void a_profile_of_another_process_is_checked(void **state)
     struct err err = {0};
     tempdir_make(store, "check");
     et_prompt(prompt, 200, 1);
-    open_profiled(&k, dirs);
+    open_profiled(&k, dirs, model);
     assert_true(k.platform.gemm_correction.log2 == 0);
     struct et_ask a = {.prompt = prompt, .n_prompt = 200, .save = "kv"};
     assert_int_equal(et_run(&k, &a, &r), 0);
@@ -573,7 +573,7 @@ static void a_profile_of_another_process_is_checked(void **state)
         p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e3 / x};
         p.gemm_correction = (struct platform_correction){0};
         assert_int_equal(profile_store(&p, at, &err), 0);
-        open_profiled(&k, dirs);
+        open_profiled(&k, dirs, model);
         double want = fast ? 1 : -1;
         assert_true(k.platform.gemm_correction.log2 == want);
         assert_true(k.platform.tier[0].correction.log2 == want);
@@ -582,6 +582,12 @@ static void a_profile_of_another_process_is_checked(void **state)
     }
     free(at);
     tempdir_remove(store);
+}
+
+static void a_profile_of_another_process_is_checked(void **state)
+{
+    check_profile_of_another_process("synth:tiny-mha");
+    check_profile_of_another_process("synth:tiny-hybrid"); /* by replays */
 }
 
 int main(void)
