@@ -177,7 +177,14 @@ static int check_sizes(const struct plan_args *a, const struct platform *p, stru
     int rc = load_config(a, &c, e);
     if (rc != 0)
         return rc;
-    double h = c.n_embd, kv = 2.0 * c.n_kv_heads * c.d_head;
+    double h = c.n_embd, kv = 0;
+    int n = 0;
+    for (int l = 0; l < config_n_keeping(&c); l++)
+        if (!config_is_recurrent(&c, l)) {
+            kv += config_kv_width(&c, l);
+            n++;
+        }
+    kv /= n > 0 ? n : 1; /* as model_mean_kv_bytes */
     if (p->n_layers == c.n_layers && p->kv_bytes * h == p->h_bytes * kv)
         return 0;
     return err_set(

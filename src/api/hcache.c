@@ -374,6 +374,15 @@ void hcache_start_info(const struct hcache *h, struct hcache_start *out)
     }
 }
 
+/* Returns the saved bytes of a token's K and V in the layer where they are widest. */
+static size_t widest_kv_bytes(const struct model *m)
+{
+    size_t most = 0;
+    for (int l = 0; l < config_n_keeping(&m->cfg); l++)
+        most = MAX(model_kv_bytes(m, l), most);
+    return most;
+}
+
 void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
 {
     const struct model *m = h->k.model;
@@ -398,7 +407,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
                            ? h->k.o.user.max_history
                            : (int64_t)DEFAULT_HISTORY_CONTEXTS * context_of(h),
         .hidden_bytes = model_hidden_bytes(m),
-        .kv_bytes = model_most_kv_bytes(m),
+        .kv_bytes = widest_kv_bytes(m),
         .has_tokenizer = h->tokenizer != NULL,
         .has_chat_template = h->dialog != NULL || h->dialog_err.code != 0,
         .has_tools = h->dialog != NULL && dialog_has_tools(h->dialog),

@@ -556,6 +556,11 @@ static void the_model_is_described(void **state)
     assert_string_equal(info.file_types[0].name, "bf16");
     assert_true(info.file_types[0].n_tensors > 4 * 7);
     hcache_close(h);
+    o = options("tests/model/golden/families/deepseek-v2");
+    h = open_or_fail(&o);
+    hcache_model_info(h, &info); /* K and V are one record, of 48 numbers of f32 */
+    assert_int_equal(info.kv_bytes, 4 * 48);
+    hcache_close(h);
 }
 
 static void text_without_a_tokenizer(void **state)

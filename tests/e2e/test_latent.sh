@@ -27,6 +27,9 @@ for family in deepseek-v2 glm4-lite; do
     bytes=$("$hc" model info "$model" --json | python3 -c 'import json,sys; print(192 * json.load(sys.stdin)["kv_bytes_per_token"])')
     latent --store "$tmp/$family" --plan kv --pack off
     check "$family: K and V are one record" json_is 'j["restored_bytes"]' "$bytes"
+    run_hc profile "$model" --store memory --out "$tmp/platform"
+    run_hc plan "$model" --platform "$tmp/platform" --history 192
+    check "$family: a plan with the model's own profile" test "$rc" -eq 0
 
     truncated() {
         run_hc run "$model" --ignore-eos --json --truncate 0.25,context=256 --token-ids "$tmp/ids" --max-tokens 300 "$@"
