@@ -22,6 +22,20 @@ static void test_every_kernel(void **state)
     quant_check_cases(t);
 }
 
+/* Columns enough for threads to get the widest tiles, the last one with an edge; more rows than any
+ * kernel takes in strips. */
+static void test_wide_tiles(void **state)
+{
+    enum { M = 130, N = 15 * TILE_COLS + 20, K = 288 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 1);
+    uint8_t *rows = random_q4(DTYPE_Q4_1, N, K, 2);
+    float *bias = random_elems(DTYPE_F32, N, 3);
+    quant_check_product(DTYPE_Q4_1, a, N, rows, bias);
+    free(rows);
+    free(bias);
+    mat_free(&a);
+}
+
 /* The largest sums of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
 static void test_extremes(void **state)
 {
@@ -240,6 +254,7 @@ int main(void)
         cmocka_unit_test(test_numbers_on_a_grid_are_exact),
         cmocka_unit_test(test_numbers_that_4_bits_cannot_hold),
         cmocka_unit_test(test_every_kernel),
+        cmocka_unit_test(test_wide_tiles),
         cmocka_unit_test(test_extremes),
         cmocka_unit_test(test_error),
     };

@@ -10,8 +10,9 @@
 
 #include <string.h>
 
-/* Panels of one tile of many rows.  A tile has all rows, unless threads would get fewer than
- * TILES_PER_THREAD tiles; then it has at least LEAST_ROWS. */
+/* Panels of one tile of many rows: half or a quarter of the most if threads would get fewer than
+ * TILES_PER_THREAD tiles.  A tile has all rows, unless they still do; then it has at least
+ * LEAST_ROWS. */
 #define TILE_N_PANELS    (TILE_COLS / PANEL)
 #define TILES_PER_THREAD 8
 #define LEAST_ROWS       96
@@ -176,14 +177,24 @@ static void run_direct(void *arg, int thread_idx, int n_threads)
         }
 }
 
-/* Returns the number of tiles into which the rows of a product of many rows are cut. */
-static int row_tiles_of(const struct quant_job *job)
+/* Returns the number of tiles of job->tile_panels panels into which the weights are cut. */
+static int64_t column_tiles(const struct quant_job *job)
 {
-    int64_t n = 0, wanted = (int64_t)TILES_PER_THREAD * pool_threads(job->s->pool);
+    int64_t n = 0;
     for (int i = 0; i < job->n_parts; i++)
-        n += (panels_of(job->part[i].w->n) + TILE_N_PANELS - 1) / TILE_N_PANELS;
+        n += (panels_of(job->part[i].w->n) + job->tile_panels - 1) / job->tile_panels;
+    return n;
+}
+
+/* Cuts a product of many rows into tiles. */
+static void cut_many(struct quant_job *job)
+{
+    int64_t wanted = (int64_t)TILES_PER_THREAD * pool_threads(job->s->pool), n;
+    job->tile_panels = TILE_N_PANELS;
+    while ((n = column_tiles(job)) < wanted && job->tile_panels > TILE_N_PANELS / 4)
+        job->tile_panels /= 2;
     int64_t most = MAX(job->m / LEAST_ROWS, 1), tiles = (wanted + n - 1) / n;
-    return (int)MIN(tiles, most);
+    job->n_row_tiles = (int)MIN(tiles, most);
 }
 
 /* Returns the most rows of a product that take `direct`. Widening 6 bits for each strip takes
@@ -201,23 +212,22 @@ static void multiply_rows(struct quant_job *job)
 {
     job->x = (int16_t *)scratch_packed(job->s);
     job->direct = job->m <= most_direct_rows(job);
-    job->n_row_tiles = job->direct ? 1 : row_tiles_of(job);
+    job->n_row_tiles = 1;
     job->streams = job->direct && job->kernels->direct_stream != NULL &&
                    cpu_reads_one_stream();
     job->n_strips = (job->m + job->kernels->direct_rows - 1) / job->kernels->direct_rows;
     int step = step_panels(job);
     bool reads = step == DIRECT_N_PANELS; /* memory takes longer than arithmetic */
-    job->tile_panels = !job->direct            ? TILE_N_PANELS
-                       : job->streams && reads ? STREAM_N_PANELS
-                                               : step;
+    job->tile_panels = job->streams && reads ? STREAM_N_PANELS : step;
+    if (!job->direct)
+        cut_many(job);
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);
-    long n_items = 0;
     for (int i = 0; i < job->n_parts; i++) {
         struct part *p = &job->part[i];
         p->n_items = (panels_of(p->w->n) + job->tile_panels - 1) / job->tile_panels *
                      job->n_row_tiles;
-        n_items += p->n_items;
     }
+    long n_items = column_tiles(job) * job->n_row_tiles;
     if (job->direct) {
         stretches_init(&job->stretches, n_items,
                        reads ? DIRECT_N_PANELS / job->tile_panels : 1,

@@ -13,19 +13,35 @@
 #define LEAST_BITS 0x0d800000u
 #define MOST_BITS  0x76800000u
 
-/* Rounds half a block to x [16] and returns the sum of x, which is exact in f32. */
-INLINE int32_t round_half(const float *a, float scale, int8_t *x)
+/* Rounds half a block to x [16]. */
+INLINE void round_half(const float *a, float scale, int8_t *x)
 {
-    v16 numbers = v_round(v_mul(v_load(a), v_set1(scale)));
-    i_store_bytes(x, numbers);
-    return (int32_t)v_sum(numbers);
+    i_store_bytes(x, v_mul(v_load(a), v_set1(scale)));
 }
 
-/* Writes what the sums x of half blocks and e give; all may be rounded numbers or zeros. */
-INLINE void round_factors(const int32_t *half, float *at)
+/* Sets sums [16] to the sums of the 16 halves of blocks x [256]: products with ones, in fours. */
+INLINE void half_sums(const int8_t *x, int32_t *sums)
+{
+    static const uint8_t ones[4] = {1, 1, 1, 1};
+    static const int32_t zero = 0;
+    float bits[4][16];
+    int32_t fours[16][4];
+    for (int i = 0; i < 4; i++) {
+        i8x4 four = i_load4(x + 64 * i);
+        i_half_sum s = i_half_dot(i_half_begin(i_set4(&zero)), i_set4(ones), four, 1);
+        v_store(bits[i], i_half_end(s));
+    }
+    memcpy(fours, bits, sizeof fours);
+    for (int i = 0; i < 16; i++)
+        sums[i] = fours[i][0] + fours[i][1] + fours[i][2] + fours[i][3];
+}
+
+/* Writes what x and e of a k-block give (q4.h). */
+INLINE void round_factors(float *at)
 {
     int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK], twelve[QUANT_PER_K_BLOCK],
-        of_128[QUANT_PER_K_BLOCK];
+        of_128[QUANT_PER_K_BLOCK], half[2 * QUANT_PER_K_BLOCK];
+    half_sums((const int8_t *)at, half);
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         int32_t sum = half[2 * b] + half[2 * b + 1];
         at[Q4_Z + b] = (float)sum * at[Q4_E + b];
@@ -52,7 +68,6 @@ INLINE float round_scale(uint32_t top)
  * NaN. */
 static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, float *at)
 {
-    int32_t half[2 * QUANT_PER_K_BLOCK] = {0};
     for (int b = 0; b < n_blocks; b++) {
         int8_t *x = (int8_t *)at + b * Q4_BLOCK;
         float scale = 127.0f / float_of_bits(top[b]);
@@ -61,17 +76,16 @@ static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, 
         if (top[b] >= MOST_BITS || top[b] < LEAST_BITS)
             continue;
         at[Q4_E + b] = round_scale(top[b]);
-        half[2 * b] = round_half(a + b * Q4_BLOCK, scale, x);
-        half[2 * b + 1] = round_half(a + b * Q4_BLOCK + 16, scale, x + 16);
+        round_half(a + b * Q4_BLOCK, scale, x);
+        round_half(a + b * Q4_BLOCK + 16, scale, x + 16);
     }
-    round_factors(half, at);
+    round_factors(at);
 }
 
 /* Rounds a k-block of a row, with all its divisions in one loop, so that they run side by side. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
     uint32_t top[QUANT_PER_K_BLOCK] = {0};
-    int32_t half[2 * QUANT_PER_K_BLOCK] = {0};
     float scale[QUANT_PER_K_BLOCK];
     bool odd = false;
     for (int b = 0; b < n_blocks; b++) {
@@ -87,19 +101,29 @@ static void round_k_block(const float *a, int n_blocks, float *at)
         at[Q4_E + b] = round_scale(top[b]);
     }
     for (int i = 0; i < 2 * n_blocks; i++)
-        half[i] = round_half(a + i * 16, scale[i / 2], (int8_t *)at + i * 16);
-    round_factors(half, at);
+        round_half(a + i * 16, scale[i / 2], (int8_t *)at + i * 16);
+    round_factors(at);
 }
 
-/* Rounds one row of activations. A last block that is not whole is filled up with zeros. */
+/* Rounds a k-block of n numbers; its last block is filled up with zeros. */
+static void round_part(const float *a, int64_t n, float *at)
+{
+    float part[KB] = {0};
+    memcpy(part, a, (size_t)n * sizeof *part);
+    round_k_block(part, quant_blocks_at(0, n), at);
+}
+
+/* Rounds one row of activations. */
 static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step)
 {
     for (int64_t i = 0; i < k; i += KB, x += x_step) {
-        float last[KB] = {0};
-        bool whole = k - i >= KB || k % Q4_BLOCK == 0;
-        if (!whole)
-            memcpy(last, a + i, (size_t)(k - i) * sizeof *last);
-        round_k_block(whole ? a + i : last, quant_blocks_at(i, k), (float *)(void *)x);
+        float *at = (float *)(void *)x;
+        if (k - i < KB)
+            memset(at, 0, KB);
+        if (k - i >= KB || k % Q4_BLOCK == 0)
+            round_k_block(a + i, quant_blocks_at(i, k), at);
+        else
+            round_part(a + i, k - i, at);
     }
 }
 
@@ -200,12 +224,17 @@ INLINE v16 add_scaled(v16 acc, v16 sum, const float *f, int b, v16 d)
     return v_fma(v_fma(sum, v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b])), d, acc);
 }
 
-/* Adds a block of q6_k of a row to acc.  first and second: the bits of the halves' sums; d and m:
- * their s. */
-INLINE v16 add_halves(v16 acc, v16 first, v16 second, float e, v16 d, v16 m, v16 top)
+/* Returns what the first half of a block of q6_k gives.  sum: the bits of its sum; d: its s. */
+INLINE v16 first_half(v16 sum, v16 d)
 {
-    const v16 base = v_set1(Q4_BASE);
-    v16 sum = v_fma(v_sub(second, base), m, v_mul(v_sub(first, base), d));
+    return v_mul(v_sub(sum, v_set1(Q4_BASE)), d);
+}
+
+/* Adds a block of q6_k of a row to acc.  first: the result of first_half; second and m: the bits of
+ * the second half's sum, and its s. */
+INLINE v16 add_half(v16 acc, v16 first, v16 second, float e, v16 m, v16 top)
+{
+    v16 sum = v_fma(v_sub(second, v_set1(Q4_BASE)), m, first);
     return v_fma(v_mul(sum, v_set1(e)), top, acc);
 }
 
@@ -303,9 +332,9 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
         {
             const float *f = x + r * (Q4_ROW_BYTES / 4), *h = f + Q4_H + 2 * b;
             const uint8_t *at = (const uint8_t *)f + b * Q4_BLOCK;
-            acc[r][j] = add_halves(acc[r][j], half_sum(q[0], at, h),
-                                   half_sum(q[1], at + 16, h + 1), f[Q4_E + b], d, m,
-                                   top[j]);
+            v16 first = first_half(half_sum(q[0], at, h), d);
+            acc[r][j] = add_half(acc[r][j], first, half_sum(q[1], at + 16, h + 1),
+                                 f[Q4_E + b], m, top[j]);
         }
     }
 }

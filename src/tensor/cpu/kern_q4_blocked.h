@@ -53,59 +53,48 @@ INLINE void micro_store(const struct micro *m, v16 (*acc)[Q4_PANELS], int n_rows
     }
 }
 
-/* Sets s[half][r] to the bits of the sums of block b of q6_k for one panel, all rows side by side.
- * One row after another, each row's chain of steps would fill the processor's window. */
-INLINE void micro_halves(v16 (*s)[Q4_ROWS], const uint8_t *x, const float *f,
-                         const struct micro *m, int b, int j, int n_rows)
+/* Sets s to the sums of half a block of q6_k, all rows and panels side by side: one row after
+ * another, each row's chain of steps would fill the processor's window. */
+INLINE void micro_half(i_half_sum (*s)[Q4_PANELS], const struct micro *m, int b, int half,
+                       int n_rows)
 {
-    i_half_sum sum[2][Q4_ROWS];
-    for (int half = 0; half < 2; half++)
-        EACH_ROW sum[half][r] = i_half_begin(
-            i_set4(f + r * (Q4_ROW_BYTES / 4) + Q4_H + 2 * b + half));
+    const int n_panels = Q4_PANELS;
+    const float *f = (const float *)(const void *)m->x;
+    const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK + 16 * half;
+    EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
+        i_set4(f + r * (Q4_ROW_BYTES / 4) + Q4_H + 2 * b + half));
     _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
     {
-        i8x4 first = i_load4(m->w->w[b * 8 + v][j]),
-             second = i_load4(m->w->w[b * 8 + 4 + v][j]);
+        i8x4 w[Q4_PANELS];
+        EACH_PANEL w[j] = i_load4(m->w->w[b * 8 + half * 4 + v][j]);
         EACH_ROW
         {
-            const uint8_t *at = x + r * Q4_ROW_BYTES + 4 * v;
-            sum[0][r] = i_half_dot(sum[0][r], first, i_set4(at), v);
-            sum[1][r] = i_half_dot(sum[1][r], second, i_set4(at + 16), v);
+            i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * v);
+            EACH_PANEL s[r][j] = i_half_dot(s[r][j], w[j], of_x, v);
         }
     }
-    for (int half = 0; half < 2; half++)
-        EACH_ROW s[half][r] = i_half_end(sum[half][r]);
 }
 
-/* Does the same one row after another, for instruction sets with few registers. */
-INLINE void micro_halves_in_turn(v16 (*s)[Q4_ROWS], const uint8_t *x, const float *f,
-                                 const struct micro *m, int b, int j, int n_rows)
+/* Adds block b of q6_k of every row to acc. */
+INLINE void micro_block6(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int n_rows)
 {
-    for (int half = 0; half < 2; half++) {
-        i8x4 q[4];
-        for (int v = 0; v < 4; v++)
-            q[v] = i_load4(m->w->w[b * 8 + half * 4 + v][j]);
-        EACH_ROW s[half][r] = half_sum(q, x + r * Q4_ROW_BYTES + half * 16,
-                                       f + r * (Q4_ROW_BYTES / 4) + Q4_H + 2 * b + half);
+    const int n_panels = Q4_PANELS;
+    const float *e = (const float *)(const void *)m->x + Q4_E + b;
+    i_half_sum s[Q4_ROWS][Q4_PANELS];
+    v16 first[Q4_ROWS][Q4_PANELS];
+    micro_half(s, m, b, 0, n_rows);
+    EACH_PANEL
+    {
+        v16 d = v_load(m->w->d[b][j]);
+        EACH_ROW first[r][j] = first_half(i_half_end(s[r][j]), d);
     }
-}
-
-/* Adds block b of q6_k of every row to acc[r][j], for one panel j. */
-INLINE void micro_block6(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int j,
-                         int n_rows)
-{
-    const float *f = (const float *)(const void *)m->x;
-    /* Otherwise gcc keeps what one panel has loaded for the next one: on the stack. */
-    __asm__ volatile("" : "+r"(f));
-    const uint8_t *x = (const uint8_t *)f + b * Q4_BLOCK;
-    v16 d = v_load(m->w->d[b][j]), of_m = v_load(m->w->m[b][j]), top = v_load(m->w->top[j]);
-    v16 s[2][Q4_ROWS];
-    if (Q4_PANELS > 1)
-        micro_halves(s, x, f, m, b, j, n_rows);
-    else
-        micro_halves_in_turn(s, x, f, m, b, j, n_rows);
-    EACH_ROW acc[r][j] = add_halves(acc[r][j], s[0][r], s[1][r],
-                                    f[r * (Q4_ROW_BYTES / 4) + Q4_E + b], d, of_m, top);
+    micro_half(s, m, b, 1, n_rows);
+    EACH_PANEL
+    {
+        v16 of_m = v_load(m->w->m[b][j]), top = v_load(m->w->top[j]);
+        EACH_ROW acc[r][j] = add_half(acc[r][j], first[r][j], i_half_end(s[r][j]),
+                                      e[r * (Q4_ROW_BYTES / 4)], of_m, top);
+    }
 }
 
 /* Adds block b of mxfp4 of every row to acc. */
@@ -133,6 +122,13 @@ INLINE void micro_wide(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int 
         EACH_ROW acc[r][j] = add_scaled(acc[r][j], i_half_end(s[r][j]),
                                         x + r * (Q4_ROW_BYTES / 4), b, d);
     }
+}
+
+/* Prefetches the part of block b in the next strip's rows: k-blocks of many rows lie in L2. */
+INLINE void fetch_rows(const struct micro *m, int b, int n_rows)
+{
+    const uint8_t *next = (const uint8_t *)m->x + n_rows * Q4_ROW_BYTES + b * 64;
+    EACH_ROW __builtin_prefetch(next + r * Q4_ROW_BYTES, 0, 3);
 }
 
 /* Adds block b of every row to acc. */
@@ -165,14 +161,15 @@ INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro 
 INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *m,
                          int n_rows)
 {
-    const int n_panels = Q4_PANELS;
-    for (int b = 0; b < m->n_blocks; b++)
+    for (int b = 0; b < m->n_blocks; b++) {
+        fetch_rows(m, b, n_rows);
         if (t == DTYPE_Q6_K)
-            EACH_PANEL micro_block6(acc, m, b, j, n_rows);
+            micro_block6(acc, m, b, n_rows);
         else if (t == DTYPE_MXFP4)
             micro_wide(acc, m, b, n_rows);
         else
             micro_block(acc, t, m, b, n_rows);
+    }
 }
 
 /* Multiplies n_rows rows; n_rows is a constant wherever this is inlined. */

@@ -40,8 +40,9 @@ struct quant_tile {
  * stays in L2.  Widening a panel takes the time of 15 to 30 rows, so a tile has as many rows as
  * possible (docs/perf/2026-11-29.md). */
 #define QUANT_ROWS 640
-/* Columns of one tile of many rows. */
-#define TILE_COLS (4 * PANEL)
+/* Columns of one tile of many rows, at most.  All of them use a k-block of the rows before the next
+ * one is read: the rounded rows of a whole product are often larger than L2. */
+#define TILE_COLS (16 * PANEL)
 
 /* Bytes for two panels of a widened k-block with its scales, for the sums of a tile, and for the
  * bias of a narrow edge. */

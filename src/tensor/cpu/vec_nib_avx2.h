@@ -163,7 +163,7 @@ static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
         q[v] = (i8x4){i_six(n.lo, h.lo, half, v), i_six(n.hi, h.hi, half, v)};
     }
 }
-/* Stores 16 whole numbers from -127 to 127 as bytes. */
+/* Rounds 16 numbers from -127 to 127, halves to even, and stores them as bytes. */
 static inline void i_store_bytes(int8_t *p, v16 a)
 {
     /* 0-3, 8-11, 4-7, 12-15 */

@@ -142,7 +142,7 @@ static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
         q[v] = _mm512_or_si512(_mm512_and_si512(n, low), _mm512_and_si512(bits[v], high));
     }
 }
-/* Stores 16 whole numbers from -127 to 127 as bytes. */
+/* Rounds 16 numbers from -127 to 127, halves to even, and stores them as bytes. */
 static inline void i_store_bytes(int8_t *p, v16 a)
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));

@@ -140,10 +140,10 @@ static inline void i_sixes(const uint8_t *p, int half, i8x4 q[4])
             q[v].of[i / 4][i % 4] = (uint8_t)((p[64 * v + i] >> 4 * half & 15) |
                                               (high[i] >> 2 * v & 3) << 4);
 }
-/* Stores 16 whole numbers from -127 to 127 as bytes. */
+/* Rounds 16 numbers from -127 to 127, halves to even, and stores them as bytes. */
 static inline void i_store_bytes(int8_t *p, v16 a)
 {
-    V_EACH(i) p[i] = (int8_t)a[i];
+    V_EACH(i) p[i] = (int8_t)rintf(a[i]);
 }
 static inline v16 v_load_i8(const uint8_t *p)
 {
