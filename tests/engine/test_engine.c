@@ -773,7 +773,7 @@ static struct io *open_behind(struct stack *k)
 {
     struct io *io = et_disk(5, 0);
     const struct io_sim_fault slow = {
-        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .path = "seg-", .slow_ns = 5000000};
+        .kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .path = "seg-", .slow_ns = 20000000};
     et_open(k, &(struct stack_opts){.user.store = et_dirs,
                                     .user.n_store = 2,
                                     .user.max_sequences = 2,
