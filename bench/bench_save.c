@@ -46,6 +46,7 @@ static const struct opt options[] = {
     {"store-cap", OPT(struct bench_common, engine.o.store_cap_bytes), .arg = "BYTES",
      .def = "2G", .help = "limit on the store"},
     OPT_SAVE_BUFFER(struct bench_common),
+    OPT_PACK(struct bench_common),
     {"batches", OPT(struct save_args, batches), .arg = "N[,N...]", .def = "1,2,4,8,16,32",
      .help = "sequences that decode at once"},
     {"arms", OPT(struct save_args, arms), .arg = "ARM[,ARM...]",
@@ -457,6 +458,8 @@ static int prepare(struct lab *b, const char *dir, int largest, struct err *err)
         .n_blocks = largest *
                     (int)(round_up((uint64_t)n_tokens, KV_BLOCK_TOKENS) / KV_BLOCK_TOKENS)};
     int rc = save_policy_make(&b->policy, b->a->save, m, NULL, m->max_ctx, err);
+    b->policy.packs = save_policy_packs(b->k.o.user.pack, b->a->save, m, NULL, m->max_ctx,
+                                        false);
     if (rc == 0)
         rc = kv_pool_create(b->k.dev, &po, &b->pool, err);
     if (rc == 0)
