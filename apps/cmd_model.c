@@ -398,6 +398,7 @@ static const char *const refused[] = {
         "groups of experts (V2 of 236B); V3 and V4, which have other routers "
         "and indexers",
     [FAMILY_GLM4_LITE] = "halves that rotate",
+    [FAMILY_GRANITE_HYBRID] = "limits of time steps, biases of mamba_proj, state in f16",
 };
 
 static int print_families(void)
