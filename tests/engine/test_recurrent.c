@@ -476,7 +476,7 @@ static void batches_and_preemption(void **state)
                                .user.threads = 2,
                                .user.max_context = 192,
                                .user.max_sequences = 3,
-                               .user.kv_tokens = 320, /* five blocks */
+                               .user.kv_tokens = 256, /* four blocks */
                                .user.store_in_memory = stored == 1,
                                .step_rows = 50};
         et_open(&k, &o);

@@ -498,7 +498,7 @@ static void test_shapes_round_trip(void **state)
         assert_int_equal(config_shape(&c, name, NULL), 0);
         assert_round_trip(&c);
     }
-    assert_int_equal(n, 22);
+    assert_int_equal(n, 23);
     struct model_config c;
     struct err err = {0};
     assert_int_equal(config_shape(&c, "gpt-5", &err), ERR_NOT_FOUND);
