@@ -376,7 +376,7 @@ static int model_synth(int argc, char **argv)
 
 /* --- model ------------------------------------------------------------------------------------ */
 
-/* What the reader of a family refuses, because it is other arithmetic. */
+/* A family's reader refuses models that have these parts, because they are other arithmetic. */
 static const char *const refused[] = {
     [FAMILY_LLAMA] = "biases of attention and MLP, pairs that rotate in folders",
     [FAMILY_QWEN2] = "positions of pictures (use_mrope)",

@@ -64,8 +64,8 @@ enum { DFA_MANY = 1 << 20 };
 int64_t dfa_count(struct build *b, const struct dfa *d);
 
 /* How many characters lead from state s to an accepting one: at least min[s], and at most max[s]
- * (REPEAT_ENDLESS: there is no bound). Of `apart` + 1 lengths in a row between them at least one is
- * possible. */
+ * (REPEAT_ENDLESS: there is no bound). Between them no more than `apart` lengths in a row are
+ * impossible (dfa_lengths). */
 struct dfa_lengths {
     int32_t *min, *max; /* [n] */
 };

@@ -73,7 +73,7 @@ void config_family_init(struct model_config *c, enum model_family family)
         c->v_norm = c->out_scaled = c->experts_normed = true;
         break;
     case FAMILY_GRANITE_HYBRID:
-        c->attn_scale = 1; /* what config.json means where it does not say */
+        c->attn_scale = 1; /* the factor where config.json names none */
         break;
     case FAMILY_GEMMA2:
         c->norm_place = NORMS_AROUND;
