@@ -298,9 +298,9 @@ static void a_turn_computes_only_what_is_new(void **state)
     }
 }
 
-/* A turn comes while the end of the turn before it is still being committed. The turn
- * waits for the commit where computing that end again would take longer, and then computes only what
- * is new. Where computing is quicker, it soon computes the end again. Both give the same answer. */
+/* A turn comes while the end of the turn before it is still being committed. The turn waits for
+ * the commit where computing that end again would take longer, and then computes only what is
+ * new. Where computing is quicker, it soon computes the end again. Both give the same answer. */
 static void a_turn_waits_for_the_end_of_the_turn_before(void **state)
 {
     enum { FIRST = 100, NEXT = 130, ANSWER = 5, KNOWN = FIRST + ANSWER - 1 };
