@@ -143,11 +143,11 @@ static int scorer_init(struct scorer *c, int context, struct err *err)
 
 static void scorer_deinit(struct scorer *c)
 {
+    stream_destroy(c->s);
     if (c->pool != NULL)
         kv_table_free(c->pool, &c->table);
     kv_pool_destroy(c->pool);
     model_work_destroy(c->work);
-    stream_destroy(c->s);
     free(c->logits);
     free(c->pos);
     stack_close(&c->k);

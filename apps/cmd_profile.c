@@ -140,8 +140,8 @@ static int measure(struct stack *k, struct platform *p, const struct profile_arg
     if (rc == 0)
         rc = platform_validate(p, err);
     progress_end(&m.progress);
-    model_work_destroy(m.w);
     stream_destroy(m.s);
+    model_work_destroy(m.w);
     return rc;
 }
 

@@ -52,6 +52,9 @@ static void become_mpirun(int n, char **argv, pid_t parent, const sigset_t *mask
     /* By default mpirun shares memory with its processes, with a lock in it. If one is killed while
      * it has that lock, mpirun never ends (Open MPI 4.1.4; once in 181 kills). */
     (void)setenv("PMIX_MCA_gds", "hash", 0);
+    /* When a process has ended, mpirun waits twice so long before it kills the others, which ignore
+     * SIGTERM. */
+    (void)setenv("OMPI_MCA_odls_base_sigkill_timeout", "0", 0);
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
     (void)sigprocmask(SIG_SETMASK, mask, NULL);
     if (getppid() == parent)

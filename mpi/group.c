@@ -187,6 +187,7 @@ void group_settle(struct stream *s)
 static void group_stream_destroy(struct stream *s)
 {
     struct group_stream *gs = group_stream(s);
+    group_settle(s);
     for (int i = 0; i < gs->n; i++) {
         stream_destroy(gs->s[i]);
     }

@@ -30,9 +30,9 @@ struct group {
     int n_extents, cap_extents;
 };
 
-/* Operations reach the peers at once, and wait for this process's rank until a result is needed or
- * the ranks gather (group_settle): otherwise a peer that is done would wait for rank 0 at every
- * operation. No result of those that still wait is needed when a stream is destroyed. */
+/* Operations reach the peers at once, and wait for this process's rank until a result is needed,
+ * the ranks gather, or the stream ends (group_settle): otherwise a peer that is done would wait for
+ * rank 0 at every operation. So a stream ends before the memory of its operations does. */
 struct group_stream {
     struct stream base;
     struct messages own;    /* operations that wait */

@@ -659,8 +659,8 @@ static int open_state(struct stack *k, struct err *err)
                                          store_unseal_bytes_per_s(k->store);
         spans_end(k->o.spans, "profile");
     }
-    model_work_destroy(work);
     stream_destroy(s);
+    model_work_destroy(work);
     if (rc == 0 && k->store != NULL && k->o.user.remote != NULL)
         rc = open_remote(k, err);
     if (rc == 0 && k->store != NULL)
@@ -697,8 +697,8 @@ static int measure_costs(struct stack *k, struct mixed_costs *c, struct err *err
     if (rc == 0)
         rc = mixed_measure(k->model, work, s, (double)k->o.user.link_bytes_per_s,
                            max_sequences(k), c, err);
-    model_work_destroy(work);
     stream_destroy(s);
+    model_work_destroy(work);
     return rc;
 }
 

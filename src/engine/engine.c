@@ -183,12 +183,12 @@ void engine_destroy(struct engine *e)
 {
     if (e == NULL)
         return;
+    stream_destroy(e->shared.stream);
     schedule_deinit(&e->schedule);
     restore_phase_deinit(&e->restores);
     kv_pool_destroy(e->shared.pool);
     model_work_destroy(e->shared.work);
     next_token_deinit(&e->next);
-    stream_destroy(e->shared.stream);
     step_batch_deinit(&e->batch);
     mixed_deinit(&e->mixed);
     zigzag_deinit(&e->zigzag);

@@ -268,12 +268,12 @@ void restore_pipeline_destroy(struct restore_pipeline *r)
     store_reader_close(r->reader);
     store_fetcher_close(r->fetcher);
     restore_direct_close(r);
-    restore_up_destroy(r);
-    free(r->groups);
     for (int i = 0; r->inline_streams != NULL && i < pool_threads(r->o.model->dev->pool);
          i++)
         stream_destroy(r->inline_streams[i]);
     free(r->inline_streams);
+    restore_up_destroy(r);
+    free(r->groups);
     free(r->unpack);
     buf_free(r->o.model->dev, &r->staging);
     stages_free(r->o.model->dev, r->scratch);

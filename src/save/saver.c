@@ -121,10 +121,10 @@ static void release(struct saver *s)
     save_down_destroy(s->down);
     save_memory_deinit(&s->memory);
     store_reader_close(s->reader);
+    stream_destroy(s->pack_stream);
     buf_free(s->o.model->dev, &s->packed);
     buf_free(s->o.model->dev, &s->tail_record);
     free(s->copies);
-    stream_destroy(s->pack_stream);
     repack_close(s->idle.repack);
     free(s);
 }

@@ -234,9 +234,9 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
                      0);
     assert_int_equal(stream_sync(s), 0);
     memcpy(out, logits, bytes);
+    stream_destroy(s);
     buf_free(k.dev, &mem);
     model_work_destroy(w);
-    stream_destroy(s);
     free(x);
     stack_close(&k);
 }

@@ -65,11 +65,11 @@ void solo_open_held(struct solo *t, const char *source, const char *dtype,
 
 void solo_close(struct solo *t)
 {
+    stream_destroy(t->s);
     kv_table_free(t->kv, &t->table);
     kv_pool_destroy(t->kv);
     model_work_destroy(t->work);
     model_close(t->m);
-    stream_destroy(t->s);
     device_close(t->dev);
     pool_destroy(t->pool);
 }
