@@ -402,6 +402,7 @@ int cmd_batch(int argc, char **argv)
         code = 1;
     else
         code = run(&a, &signals);
+    engine_args_end(&a.engine);
     opt_end(parsed);
     return code;
 }

@@ -43,6 +43,7 @@ static const struct opt positionals[] = {
 static const struct opt options[] = {
     {"store", OPT(struct ingest_args, engine.store), .arg = "DIR[,DIR...]",
      .required = true, .help = "where state is kept, one directory per device"},
+    OPT_STORE_KEY(struct ingest_args),
     OPT_STORE_CAP(struct ingest_args),
     OPT_PACK(struct ingest_args),
     OPT_POLICY(struct ingest_args),
@@ -385,6 +386,7 @@ int cmd_ingest(int argc, char **argv)
         (void)engine_dates_open(&a.engine, &a.dates, &why);
     if (why.code != 0) {
         code = opt_usage(&cmd, "%s", why.msg);
+        engine_args_end(&a.engine);
         opt_end(parsed);
         return code;
     }
@@ -392,6 +394,7 @@ int cmd_ingest(int argc, char **argv)
     if (rc != 0)
         fprintf(stderr, "hcache ingest: %s\n", err.msg);
     dates_close(a.dates);
+    engine_args_end(&a.engine);
     opt_end(parsed);
     return rc == 0 ? 0 : rc == HCACHE_E_USAGE ? 2 : 1;
 }

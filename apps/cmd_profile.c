@@ -37,6 +37,7 @@ static const struct opt options[] = {
      .help = "the store whose devices are measured. The profile is written beside it, one "
              "file per kind of weights, where run and serve find it. Without it, or with "
              "\"memory\", only DRAM is measured"},
+    OPT_STORE_KEY(struct profile_args),
     {"out", OPT(struct profile_args, out), .arg = "FILE",
      .help = "also write the profile to FILE, for hcache plan --platform FILE"},
     OPT_COMPUTE(struct profile_args),
@@ -346,6 +347,7 @@ int cmd_profile(int argc, char **argv)
         rc = run(&a, &err);
     if (rc != 0)
         fprintf(stderr, "hcache profile: %s\n", err.msg);
+    engine_args_end(&a.engine);
     opt_end(parsed);
     return rc == 0 ? 0 : rc == ERR_USAGE ? 2 : 1;
 }

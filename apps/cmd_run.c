@@ -726,6 +726,13 @@ static int check_args(struct run_args *a)
     return 0;
 }
 
+static int end(struct run_args *a, struct opt_parsed *parsed, int code)
+{
+    engine_args_end(&a->engine);
+    opt_end(parsed);
+    return code;
+}
+
 int cmd_run(int argc, char **argv)
 {
     struct run_args a;
@@ -739,28 +746,20 @@ int cmd_run(int argc, char **argv)
         a.max_tokens = -1; /* -1: no limit */
     a.is_greedy = opt_source_of(parsed, "temperature") == OPT_FROM_DEFAULT;
     code = check_args(&a);
-    if (code != 0) {
-        opt_end(parsed);
-        return code;
-    }
+    if (code != 0)
+        return end(&a, parsed, code);
     if (a.verbose)
         log_set_level(LOG_INFO);
-    if (a.url != NULL) {
-        code = run_remote(&a);
-        opt_end(parsed);
-        return code;
-    }
+    if (a.url != NULL)
+        return end(&a, parsed, run_remote(&a));
     a.engine.o.verbose = a.verbose;
     struct hcache_request ahead = request_of(&a);
     a.engine.o.ahead = &ahead;
     a.engine.o.needs_tokenizer = a.token_ids == NULL || a.interactive;
     struct prompt p = {0};
     struct err why = {0};
-    if (engine_dates_open(&a.engine, &a.dates, &why) != 0) {
-        code = opt_usage(&cmd, "%s", why.msg);
-        opt_end(parsed);
-        return code;
-    }
+    if (engine_dates_open(&a.engine, &a.dates, &why) != 0)
+        return end(&a, parsed, opt_usage(&cmd, "%s", why.msg));
     int rc = prompt_read(&p, &a, &err);
     if (rc == 0)
         rc = hcache_open(&a.engine.o, &h, &err);
@@ -781,6 +780,5 @@ int cmd_run(int argc, char **argv)
     hcache_close(h);
     dates_close(a.dates);
     prompt_free(&p);
-    opt_end(parsed);
-    return code;
+    return end(&a, parsed, code);
 }

@@ -830,6 +830,7 @@ int cmd_serve(int argc, char **argv)
     free(template);
     api_keys_deinit(&keys);
     serve_models_deinit(&several);
+    engine_args_end(&a.engine);
     opt_end(parsed);
     return code;
 }

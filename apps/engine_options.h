@@ -24,7 +24,7 @@ struct engine_args {
     struct opt_list store;
     const char *dram, *store_key;
     uint8_t secret[HCACHE_STORE_KEY_BYTES]; /* of --store-key */
-    /* encrypts the files beside the store, as long as the process lives; NULL: they are plain */
+    /* encrypts the files beside the store, until engine_args_end; NULL: they are plain */
     struct seal *seal;
     const char *template_date; /* as in dates_open */
 };
@@ -112,7 +112,8 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
 #define OPT_TRUNCATE(s, text)                                                              \
     {"truncate", OPT(s, truncate), .arg = "R[,keep=K][,context=C]", .help = text}
 #define OPT_STORE(s, text)                                                                 \
-    {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text},                  \
+    {"store", OPT(s, engine.store), .arg = "DIR[,DIR...]", .help = text}, OPT_STORE_KEY(s)
+#define OPT_STORE_KEY(s)                                                                   \
     {"store-key", OPT(s, engine.store_key), .arg = "FILE|env",                             \
      .help = "encrypts the files of --store, and state in a --remote: a file with 64 "      \
              "hexadecimal digits (openssl rand -hex 32), or the variable "                  \
@@ -210,6 +211,15 @@ static inline int engine_args_finish(struct engine_args *e, struct err *err)
     e->o.store = e->o.store_in_memory ? NULL : e->store.items;
     e->o.n_store = e->o.store_in_memory ? 0 : e->store.n;
     return 0;
+}
+
+/* Overwrites the key of --store-key and the seal made from it. Everything that was opened with
+ * these arguments is closed before. Safe after engine_args_finish has failed, and twice. */
+static inline void engine_args_end(struct engine_args *e)
+{
+    explicit_bzero(e->secret, sizeof e->secret);
+    seal_free(e->seal);
+    e->seal = NULL;
 }
 
 /* Opens the dates that chat templates print. Dates that were used lie beside the store. */

@@ -69,9 +69,10 @@ static void sweep(const char *base)
 
 int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *err)
 {
-    *p = (struct bench_place){0};
-    if (e->store.n > 0)
-        return engine_args_finish(e, err);
+    *p = (struct bench_place){.engine = e};
+    int rc = engine_args_finish(e, err);
+    if (rc != 0 || e->store.n > 0)
+        return rc;
     const char *base = getenv("TMPDIR");
     if (base == NULL || base[0] == 0)
         base = "/var/tmp"; /* /tmp may lie in memory */
@@ -95,6 +96,7 @@ int bench_place_open(struct bench_place *p, struct engine_args *e, struct err *e
 
 void bench_place_close(struct bench_place *p)
 {
+    engine_args_end(p->engine);
     if (p->temp[0] == 0)
         return;
     remove_dir(p->temp);

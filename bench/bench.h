@@ -68,6 +68,7 @@ int device_table_run(const struct device_table *o, struct err *err);
  * /var/tmp. bench_place_close removes a temporary folder with its contents. If a signal ends the
  * process before, the next benchmark removes the folder. */
 struct bench_place {
+    struct engine_args *engine; /* of the caller, whose key bench_place_close overwrites */
     char temp[256]; /* path of the temporary folder; "": the user has named the folders */
     const char *temp_dir;
     int lock_fd; /* descriptor of the temporary folder's lock; -1: no lock */

@@ -41,6 +41,7 @@ static const struct opt options[] = {
     BENCH_OPT_THREADS,
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
+    OPT_PACK(struct bench_common),
     OPT_THROTTLE(struct bench_common),
     {"csv", OPT(struct resume_args, csv), .arg = "FILE",
      .help = "write both tables as CSV too"},
@@ -54,7 +55,7 @@ static const struct opt_cmd cmd = {
                "sequences that decode beside it.",
     .positionals = bench_positionals,
     .options = options,
-    .examples = "  hcache bench resume --throttle 100MB --new 512\n"
+    .examples = "  hcache bench resume --throttle 100MB --new 512 --pack on\n"
                 "  hcache bench resume --store memory --decodes 4\n",
     .values_bytes = sizeof(struct resume_args),
 };

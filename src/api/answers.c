@@ -539,9 +539,8 @@ static int load_secret(struct answers *m, bool *is_old, struct err *err)
     if (rc == 0 && !*is_old)
         rc = io_random(m->io, bytes, SECRET_BYTES, err);
     memcpy(m->secret, bytes, sizeof m->secret);
-    if (rc == 0 && !*is_old && m->o.seal != NULL)
-        rc = io_random(m->io, salt, sizeof salt, err);
-    if (rc == 0 && !*is_old && m->o.seal != NULL)
+    if (rc == 0 && !*is_old && m->o.seal != NULL &&
+        (rc = io_random(m->io, salt, sizeof salt, err)) == 0)
         seal_run(m->o.seal, name, sizeof name, salt, m->secret, SECRET_BYTES, bytes);
     if (rc == 0 && !*is_old && f != NULL)
         rc = io_file_pwrite(f, bytes, n, 0, err);
@@ -549,6 +548,7 @@ static int load_secret(struct answers *m, bool *is_old, struct err *err)
         rc = io_file_cut(f, n, err);
     if (rc == 0 && !*is_old && f != NULL)
         rc = io_file_sync(f, err);
+    explicit_bzero(bytes, sizeof bytes);
     io_file_close(f);
     free(path);
     return rc;
@@ -610,12 +610,11 @@ int answers_open(const struct answers_opts *o, struct answers **out, struct err 
     int rc = load_secret(m, &has_secret, err);
     if (rc == 0 && o->path != NULL)
         rc = file_open(m, has_secret, err);
-    if (rc != 0) {
+    if (rc == 0)
+        *out = m;
+    else
         answers_close(m);
-        return rc;
-    }
-    *out = m;
-    return 0;
+    return rc;
 }
 
 void answers_close(struct answers *m)
@@ -629,6 +628,7 @@ void answers_close(struct answers *m)
         free(m->entry[i].sealed);
     io_close(m->io);
     pthread_mutex_destroy(&m->lock);
+    explicit_bzero(m->secret, sizeof m->secret);
     free(m->client);
     free(m->path);
     free(m);

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 
 from redis_proxy import Redis, is_installed
-from serve_client import HC, SAVING, Server, files_under, until
+from serve_client import HC, SANITIZED, SAVING, Server, files_under, until
 from tap import PATIENCE, check, end, equal, raises
 
 MODEL = "models/demo"
@@ -150,4 +150,6 @@ def test(folder):
 
 with tempfile.TemporaryDirectory(prefix="hcache-sealed.") as tmp:
     test(tmp)
+r = SANITIZED or subprocess.run(["python3", "tools/key_remains.py", os.environ["HCACHE_BUILD"]], capture_output=True, text=True)
+check("no key stays in the memory of a program that ends", SANITIZED or r.returncode == 0, r)
 end()
