@@ -1,6 +1,7 @@
 /* ranks.c - see ranks.h. */
 #include "apps/ranks.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -78,11 +79,74 @@ static int code_of(int status)
     return code;
 }
 
+/* Returns the state of a process as a letter ('Z': it has ended); 0: there is none. */
+static char state_of(int pid)
+{
+    char path[64], state = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (f != NULL && fscanf(f, "%*d (%*[^)]) %c", &state) != 1)
+        state = 0;
+    if (f != NULL)
+        fclose(f);
+    return state;
+}
+
+/* Counts the processes that a process has started, and those of them that run. */
+static void count_children(pid_t of, int *n, int *n_running)
+{
+    char path[300];
+    snprintf(path, sizeof path, "/proc/%d/task", (int)of);
+    DIR *tasks = opendir(path);
+    *n = *n_running = 0;
+    for (struct dirent *e; tasks != NULL && (e = readdir(tasks)) != NULL;) {
+        snprintf(path, sizeof path, "/proc/%d/task/%s/children", (int)of, e->d_name);
+        FILE *f = e->d_name[0] != '.' ? fopen(path, "re") : NULL;
+        for (int pid; f != NULL && fscanf(f, "%d", &pid) == 1; ++*n)
+            *n_running += state_of(pid) != 0 && state_of(pid) != 'Z';
+        if (f != NULL)
+            fclose(f);
+    }
+    if (tasks != NULL)
+        closedir(tasks);
+}
+
+/* mpirun may hang when all of its processes have ended: PMIx 4.2.2 waits for a lock in memory that
+ * it has freed (once in 78 kills). So this process looks each LOOK_NS, and ends an mpirun that had
+ * processes and has none that runs, MOST_LOOKS times in a row. */
+#define LOOK_NS    200000000
+#define MOST_LOOKS 50
+
+/* Waits for mpirun, and passes signals on. It ends its processes within a second of SIGTERM, but
+ * passes PEERS_STOP on. Returns false if it has hung and was killed. */
+static bool await_mpirun(pid_t child, const sigset_t *set, int *status)
+{
+    bool had_processes = false;
+    int n_looks = 0;
+    while (waitpid(child, status, WNOHANG) == 0) {
+        int n, n_running,
+            sig = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
+        if (sig > 0 && sig != SIGCHLD)
+            (void)kill(child, PEERS_STOP);
+        if (sig > 0)
+            continue;
+        count_children(child, &n, &n_running);
+        had_processes = had_processes || n > 0;
+        n_looks = had_processes && n_running == 0 ? n_looks + 1 : 0;
+        if (n_looks < MOST_LOOKS)
+            continue;
+        (void)kill(child, SIGKILL);
+        (void)waitpid(child, status, 0);
+        return false;
+    }
+    return true;
+}
+
 int ranks_run(int n, char **argv)
 {
     struct err err = {0};
     sigset_t set, before;
-    int status, sig;
+    int status;
     if (peers_check(&err) != 0) {
         fprintf(stderr, "hcache: %s\n", err.msg);
         return 1;
@@ -100,9 +164,10 @@ int ranks_run(int n, char **argv)
         fprintf(stderr, "hcache: no process for mpirun: %s\n", strerror(errno));
         return 1;
     }
-    /* mpirun ends its processes within a second of SIGTERM, but passes PEERS_STOP on. */
-    while (waitpid(child, &status, WNOHANG) == 0)
-        if (sigwait(&set, &sig) == 0 && sig != SIGCHLD)
-            (void)kill(child, PEERS_STOP);
-    return code_of(status);
+    if (await_mpirun(child, &set, &status))
+        return code_of(status);
+    fprintf(stderr,
+            "hcache: mpirun did not end with its processes, and was killed; what was "
+            "committed to the store is there at the next start\n");
+    return 1;
 }

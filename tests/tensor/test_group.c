@@ -27,6 +27,20 @@ static struct device *open_group(const char *name, int n)
     return d;
 }
 
+static struct stream *open_stream(struct device *d, enum stream_kind kind)
+{
+    struct stream *s;
+    assert_int_equal(stream_create(d, kind, &s, NULL), 0);
+    return s;
+}
+
+static void end(struct device *d, struct stream *s, struct buf *b)
+{
+    stream_destroy(s);
+    buf_free(d, b);
+    device_close(d);
+}
+
 static float *alloc_floats(struct device *d, size_t n, struct buf *b)
 {
     assert_int_equal(buf_alloc(d, MEM_DEVICE, n * sizeof(float), b, NULL), 0);
@@ -54,10 +68,9 @@ static void gathers_columns(void **state)
     for (int c = 0; c < N_COUNTS; c++) {
         int n = counts[c];
         struct device *d = open_group(c % 2 == 0 ? "ref" : "cpu", n);
-        struct stream *s;
         struct buf from, to;
         float *x = alloc_floats(d, N, &from), *all = alloc_floats(d, (size_t)n * N, &to);
-        assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+        struct stream *s = open_stream(d, STREAM_COMPUTE);
         fill(d, x, N);
         assert_int_equal(all_gather(s, mat_of(all, DTYPE_F32, ROWS, n * COLS),
                                     mat_of(x, DTYPE_F32, ROWS, COLS)),
@@ -70,9 +83,7 @@ static void gathers_columns(void **state)
                 assert_true(((float *)rank_address(d, all, r))[i] == want);
             }
         buf_free(d, &from);
-        buf_free(d, &to);
-        stream_destroy(s);
-        device_close(d);
+        end(d, s, &to);
     }
 }
 
@@ -89,12 +100,11 @@ static void kv_goes_up_and_down_by_heads(void **state)
     };
     for (int n_ranks = 1; n_ranks <= RANKS; n_ranks += RANKS - 1) {
         struct device *d = open_group("cpu", n_ranks);
-        struct stream *s;
         struct buf to;
         uint8_t from[ALL];
         int n_own = CHUNK / n_ranks;
         assert_int_equal(buf_alloc(d, MEM_DEVICE, ALL, &to, NULL), 0);
-        assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+        struct stream *s = open_stream(d, STREAM_COPY);
         for (int i = 0; i < ALL; i++)
             from[i] = (uint8_t)(i + 1);
         for (int r = 0; r < n_ranks; r++)
@@ -126,9 +136,7 @@ static void kv_goes_up_and_down_by_heads(void **state)
             int own = i / CHUNK * n_own + at / half * (n_own / 2) + at % (n_own / 2);
             assert_int_equal(down[i], (uint8_t)(100 * r + own));
         }
-        buf_free(d, &to);
-        stream_destroy(s);
-        device_close(d);
+        end(d, s, &to);
     }
 }
 
@@ -176,14 +184,13 @@ static void copies(void **state)
     enum { N = 1001 };
     for (int k = 0; k < 2; k++) {
         struct device *d = open_group("cpu", 2);
-        struct stream *s;
         struct event *e;
         struct buf a, b;
         float host[N], back[N] = {0};
         float *x = alloc_floats(d, N, &a), *y = alloc_floats(d, N, &b);
         for (int i = 0; i < N; i++)
             host[i] = (float)i;
-        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        struct stream *s = open_stream(d, kinds[k]);
         assert_int_equal(event_create(d, &e, NULL), 0);
         assert_int_equal(stream_copy(s, x, host, sizeof host), 0);
         assert_int_equal(event_record(s, e), 0);
@@ -197,10 +204,8 @@ static void copies(void **state)
         assert_memory_equal(back, host, sizeof host);
         assert_true(((float *)rank_address(d, y, 1))[7] == -1);
         event_destroy(e);
-        stream_destroy(s);
         buf_free(d, &a);
-        buf_free(d, &b);
-        device_close(d);
+        end(d, s, &b);
     }
 }
 
@@ -209,12 +214,11 @@ static void rank_0_waits_for_a_need(void **state)
 {
     enum { SYNC, EVENT, COPY, GATHER, END, N_NEEDS };
     struct device *d = open_group("cpu", 2);
-    struct stream *s;
     struct event *e;
     struct buf b;
     float *x = alloc_floats(d, 4, &b), back[4];
     struct mat own = mat_of(x, DTYPE_F32, 1, 2);
-    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    struct stream *s = open_stream(d, STREAM_COMPUTE);
     assert_int_equal(event_create(d, &e, NULL), 0);
     for (int need = 0; need < N_NEEDS; need++) {
         float *peers = rank_address(d, x, 1);
@@ -251,10 +255,9 @@ static void rank_0_waits_for_a_need(void **state)
 static void a_rank_fails(void **state)
 {
     struct device *d = open_group("cpu", 3);
-    struct stream *s;
     struct buf b;
     float *x = alloc_floats(d, 8, &b);
-    assert_int_equal(stream_create(d, STREAM_COMPUTE, &s, NULL), 0);
+    struct stream *s = open_stream(d, STREAM_COMPUTE);
     stream_fail(rank_stream(s, 0, 2), -EIO, "rank two is gone");
     struct mat m = mat_of(x, DTYPE_F32, 1, 8);
     assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), -EIO);
@@ -266,9 +269,7 @@ static void a_rank_fails(void **state)
     assert_int_equal(stream_recover(s), 0);
     assert_int_equal(d->ops->act(s, m, ACTIVATION_RELU), 0);
     assert_string_equal(stream_fault(s), "");
-    stream_destroy(s);
-    buf_free(d, &b);
-    device_close(d);
+    end(d, s, &b);
 }
 
 /* Memory lies on one stage, on each of the stage's ranks, and operations on it run there. A copy
@@ -279,14 +280,11 @@ static void stages(void **state)
     enum { N = 1001, STAGES = 3 };
     for (int k = 0; k < 2; k++) {
         struct device *d;
-        struct stream *s;
         struct buf b[MAX_STAGES] = {{0}};
         float host[N], back[N];
         assert_int_equal(group_open("cpu", NULL, 2, STAGES, NULL, &d, NULL), 0);
-        assert_int_equal(d->n_ranks, 2);
-        assert_int_equal(d->n_stages, STAGES);
         assert_int_equal(stages_alloc(d, sizeof host, b, NULL), 0);
-        assert_int_equal(stream_create(d, kinds[k], &s, NULL), 0);
+        struct stream *s = open_stream(d, kinds[k]);
         for (int i = 0; i < N; i++)
             host[i] = (float)i;
         for (int i = 0; i < STAGES; i++)
@@ -415,12 +413,11 @@ static void large_copies_arrive_whole(void **state)
     static const size_t sizes[] = {2 * SHARE - 1, 2 * SHARE, 2 * SHARE + 1, MOST};
     static uint8_t from[MOST];
     struct device *d = open_group("cpu", 2);
-    struct stream *s;
     struct buf b;
     for (size_t i = 0; i < MOST; i++)
         from[i] = (uint8_t)(i * 31 >> 3);
     assert_int_equal(buf_alloc(d, MEM_DEVICE, MOST, &b, NULL), 0);
-    assert_int_equal(stream_create(d, STREAM_COPY, &s, NULL), 0);
+    struct stream *s = open_stream(d, STREAM_COPY);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int r = 0; r < 2; r++)
             memset(rank_address(d, b.ptr, r), 0, MOST);
@@ -433,9 +430,7 @@ static void large_copies_arrive_whole(void **state)
                 assert_int_equal(got[k], 0);
         }
     }
-    buf_free(d, &b);
-    stream_destroy(s);
-    device_close(d);
+    end(d, s, &b);
 }
 
 /* A single device and a group describe themselves; the group's fields are its own. */
