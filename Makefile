@@ -379,8 +379,8 @@ damage:
 
 # A part of the asan run, in minutes instead of an hour: the code that reads bytes from outside,
 # without the kernels. SQLite over the simulated disk (io/test_vfs) took half of it: `make check` has it.
-SMOKE := base bpe io jinja seal redis text model store remote api
-SMOKE_TESTS := ^(base|jinja|remote|seal)/|^io/test_[^v]|^bpe/test_tokenizer_json$$|^text/test_gguf_tokenizer$$|^model/test_(gguf|safetensors)$$|^api/test_(answers|conversations|items|provenance)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
+SMOKE := base bpe checkpoint io jinja seal redis text model store remote api
+SMOKE_TESTS := ^(base|jinja|remote|seal)/|^io/test_[^v]|^bpe/test_tokenizer_json$$|^text/test_gguf_tokenizer$$|^checkpoint/|^api/test_(answers|conversations|items|provenance)$$|^store/test_(store|erase|keep|open|reader|vfs|threads|parcel|placement|remote_pace)$$
 SMOKE_BIN = $(shell cd tests && printf '%s\n' */test_*.c | sed 's/\.c$$//' | grep -E '$(SMOKE_TESTS)' | sed 's,^,build/smoke/tests/,')
 asan-smoke:
 	@$(MAKE) --no-print-directory $(JOBS) VARIANT=asan B=build/smoke FOLDERS='$(SMOKE)' $(SMOKE_BIN)

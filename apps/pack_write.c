@@ -21,7 +21,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/progress.h"
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 #include "model/pack_file.h"
 #include "model/pack_image.h"
 #include "model/share.h"

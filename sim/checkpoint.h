@@ -3,7 +3,7 @@
 #ifndef SIM_CHECKPOINT_H
 #define SIM_CHECKPOINT_H
 
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "model/weights.h"
 
 /* Writes DIR/config.json and DIR/model.safetensors with the generator's weights for `cfg`; the

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/file.h"
 #include "base/minmax.h"
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 #include "model/config_family.h"
 #include "tensor/ops.h"
 

@@ -2,9 +2,9 @@
 #ifndef MODEL_CONFIG_GGUF_H
 #define MODEL_CONFIG_GGUF_H
 
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "model/config.h"
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 
 #define ROPE_FACTORS_NAME "rope_freqs.weight"
 #define ROPE_LONG_NAME    "rope_factors_long.weight"

@@ -16,7 +16,7 @@
 #include "base/known.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 #include "model/matrix_types.h"
 #include "model/pack_file.h"
 #include "model/share.h"

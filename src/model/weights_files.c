@@ -20,7 +20,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #define SINGLE_FILE     "model.safetensors"
 #define INDEX_FILE      "model.safetensors.index.json"

@@ -16,8 +16,8 @@
 #define MODEL_WEIGHTS_SOURCE_H
 
 #include "base/err.h"
-#include "model/gguf_types.h"
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_types.h"
+#include "checkpoint/gguf_files.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
 #include "tensor/q4_blocks.h"

@@ -7,7 +7,7 @@
 #ifndef TEXT_GGUF_TOKENIZER_H
 #define TEXT_GGUF_TOKENIZER_H
 
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 #include "bpe/tokenizer_json.h"
 
 /* Types of tokens, as numbered in tokenizer.ggml.token_type. */

@@ -9,7 +9,7 @@
 #include "base/utf8.h"
 #include "text/gguf_tokenizer.h"
 #include "base/json.h"
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 #include "model/pack_file.h"
 #include "text/tokenizer_impl.h"
 #include "bpe/tokenizer_normalize.h"

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/bytes.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "tests/base/tempdir.h"
 
 enum { MAX_BYTES = 1 << 20, N_VALUES = 10, N_TENSORS = 3 };

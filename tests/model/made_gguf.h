@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 
 /* An entry of this kind is left out. */
 enum { MADE_ABSENT = 99 };

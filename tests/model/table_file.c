@@ -9,8 +9,8 @@
 
 #include "base/bytes.h"
 #include "base/file.h"
-#include "model/gguf.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf.h"
+#include "checkpoint/gguf_types.h"
 #include "tensor/tensor.h"
 
 #define MIXED "tests/model/golden/gguf/mixed.gguf"

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "made_gguf.h"
 #include "model/config.h"
 

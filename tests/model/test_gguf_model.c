@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "base/json.h"
 #include "model/pass.h"
 #include "model/weights_choose.h"

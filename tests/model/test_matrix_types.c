@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "model/config_family.h"
 #include "model/matrix_types.h"
 

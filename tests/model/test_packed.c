@@ -12,7 +12,7 @@
 #include "../base/tempdir.h"
 #include "base/bytes.h"
 #include "base/file.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "model/pack_file.h"
 #include "apps/pack_write.h"
 #include "model/share.h"

@@ -19,7 +19,7 @@
 #include "base/pool.h"
 #include "base/rng.h"
 #include "base/json.h"
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "model/weights.h"
 #include "model/weights_choose.h"
 #include "model/weights_names.h"

@@ -12,7 +12,7 @@
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/progress.h"
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 #include "model/weights.h"
 #include "model/weights_names.h"
 #include "model/weights_source.h"

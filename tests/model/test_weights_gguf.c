@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "made_gguf.h"
 #include "model/weights.h"
 #include "model/weights_names.h"

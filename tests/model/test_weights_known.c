@@ -22,7 +22,7 @@
 
 #include "base/bytes.h"
 #include "base/file.h"
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 #include "model/pass.h"
 #include "model/weights_image.h"
 #include "model/weights_use.h"

@@ -7,7 +7,7 @@
 #include "tests/unit.h"
 #include "model/matrix_types.h"
 #include "base/pool.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "save/fingerprint.h"
 #include "tests/base/tempdir.h"
 #include "tests/model/table_file.h"

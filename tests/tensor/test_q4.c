@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 #include "tensor/cpu/q4.h"
 #include "tensor/q4_blocks.h"
 #include "tensor/q4_make.h"

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes src/model/gguf_grids.c: the points of the grids of IQ2 and IQ3, as gguf-py has them.
+"""Writes lib/checkpoint/gguf_grids.c: the points of the grids of IQ2 and IQ3, as gguf-py has them.
 
     python3 -m venv V && V/bin/pip install numpy gguf
     V/bin/python tools/golden/make_gguf_grids.py
@@ -11,7 +11,7 @@ from gguf import quants
 OUT = pathlib.Path(__file__).resolve().parents[2] / "src" / "model" / "gguf_grids.c"
 HEAD = """/* gguf_grids.c - the points of the grids of IQ2 and IQ3 (gguf_grids.h), which the formats define.
  * tools/golden/make_gguf_grids.py writes this file. */
-#include "model/gguf_grids.h"
+#include "checkpoint/gguf_grids.h"
 
 /* clang-format off */
 """

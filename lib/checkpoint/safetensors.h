@@ -11,8 +11,8 @@
  * in the message; an unknown element type is ERR_UNSUPPORTED.
  *
  * This module does not know what the tensors mean; the model loader does. */
-#ifndef MODEL_SAFETENSORS_H
-#define MODEL_SAFETENSORS_H
+#ifndef CHECKPOINT_SAFETENSORS_H
+#define CHECKPOINT_SAFETENSORS_H
 
 #include "base/err.h"
 

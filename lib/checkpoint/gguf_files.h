@@ -6,11 +6,11 @@
  * The directory is copied to memory, and tensors are read when they are needed: no file is mapped,
  * so one that is cut or rewritten meanwhile gives an error (weights_source.h) and never a signal.
  */
-#ifndef MODEL_GGUF_FILES_H
-#define MODEL_GGUF_FILES_H
+#ifndef CHECKPOINT_GGUF_FILES_H
+#define CHECKPOINT_GGUF_FILES_H
 
 #include "base/err.h"
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 
 #include <stdbool.h>
 

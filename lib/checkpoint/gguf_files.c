@@ -1,5 +1,5 @@
 /* gguf_files.c - see gguf_files.h. */
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 
 #include "base/file.h"
 #include "base/mem.h"

@@ -1,5 +1,5 @@
 /* safetensors.c - see safetensors.h. */
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include "base/bytes.h"
 #include "base/check.h"

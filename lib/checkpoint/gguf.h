@@ -17,8 +17,8 @@
  * unknown version, byte order or element type is ERR_UNSUPPORTED.
  *
  * This module does not know what keys and names mean; the model loader does. */
-#ifndef MODEL_GGUF_H
-#define MODEL_GGUF_H
+#ifndef CHECKPOINT_GGUF_H
+#define CHECKPOINT_GGUF_H
 
 #include "base/arena.h"
 #include "base/err.h"

@@ -1,6 +1,6 @@
 /* gguf_grids.c - the points of the grids of IQ2 and IQ3 (gguf_grids.h), which the formats define.
  * tools/golden/make_gguf_grids.py writes this file. */
-#include "model/gguf_grids.h"
+#include "checkpoint/gguf_grids.h"
 
 /* clang-format off */
 const uint16_t gguf_grid_iq2_xxs[256] = {

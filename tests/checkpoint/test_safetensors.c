@@ -1,5 +1,5 @@
 /* test_safetensors.c - good and bad headers, the writer, the index of several files. */
-#include "model/safetensors.h"
+#include "checkpoint/safetensors.h"
 
 #include "base/bytes.h"
 #include "base/mem.h"

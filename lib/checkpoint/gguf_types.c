@@ -26,11 +26,10 @@
  *     d * (2 s + 1) * value in IQ3_S
  *
  * In blocks of 32, byte i holds elements i (low half) and i + 16 (high half). */
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 
 #include "base/bytes.h"
-#include "model/gguf_grids.h"
-#include "tensor/q4_blocks.h"
+#include "checkpoint/gguf_grids.h"
 
 #include <math.h>
 #include <string.h>
@@ -237,10 +236,16 @@ static void decode_by_table(const int8_t value[16], float d, const uint8_t *q, f
     }
 }
 
+/* What the 4-bit numbers of these types stand for. */
+static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
+                                      1,    13,   25,  38,  53,  69,  89,  113};
+static const int8_t mxfp4_values[16] = {0, 1,  2,  3,  4,  6,  8,  12,
+                                        0, -1, -2, -3, -4, -6, -8, -12};
+
 static void decode_iq4_nl(const uint8_t *b, float *y, size_t n)
 {
     for (; n > 0; n--, b += 18, y += 32)
-        decode_by_table(q4_iq4_values, half(b), b + 2, y);
+        decode_by_table(iq4_values, half(b), b + 2, y);
 }
 
 static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
@@ -249,7 +254,7 @@ static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
         for (int j = 0; j < 8; j++) {
             int low = b[4 + j / 2] >> 4 * (j % 2) & 15;
             int scale = (low | (get_u16(b + 2) >> 2 * j & 3) << 4) - 32;
-            decode_by_table(q4_iq4_values, half(b) * (float)scale, b + 8 + 16 * j,
+            decode_by_table(iq4_values, half(b) * (float)scale, b + 8 + 16 * j,
                             y + 32 * j);
         }
     }
@@ -258,7 +263,7 @@ static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
 static void decode_mxfp4(const uint8_t *b, float *y, size_t n)
 {
     for (; n > 0; n--, b += 17, y += 32)
-        decode_by_table(q4_mxfp4_values, ldexpf(1, b[0] - 128), b + 1, y);
+        decode_by_table(mxfp4_values, ldexpf(1, b[0] - 128), b + 1, y);
 }
 
 static const int8_t iq2_values[] = {8, 25, 43, 0},

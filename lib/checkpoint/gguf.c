@@ -1,12 +1,12 @@
 /* gguf.c - see gguf.h. */
-#include "model/gguf.h"
+#include "checkpoint/gguf.h"
 
 #include "base/arena.h"
 #include "base/bytes.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/utf8.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf_types.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -3,8 +3,8 @@
  *
  * A point of an IQ2 grid has 8 coordinates of 2 bits, one of an IQ3 grid 4 of 3 bits, the first in
  * the lowest bits.  A coordinate is the index of a value (gguf_types.c). */
-#ifndef MODEL_GGUF_GRIDS_H
-#define MODEL_GGUF_GRIDS_H
+#ifndef CHECKPOINT_GGUF_GRIDS_H
+#define CHECKPOINT_GGUF_GRIDS_H
 
 #include <stdint.h>
 

@@ -4,8 +4,8 @@
  * element is the value that the format defines, rounded to f32 at most once.  (Products of a scale
  * and a quantised integer need at most 23 bits.  So only the addition of a minimum rounds, and
  * fused and separate arithmetic give the same bits.) */
-#ifndef MODEL_GGUF_TYPES_H
-#define MODEL_GGUF_TYPES_H
+#ifndef CHECKPOINT_GGUF_TYPES_H
+#define CHECKPOINT_GGUF_TYPES_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* test_gguf_files.c - the files of a split model: names, numbers and counts that make one. */
-#include "model/gguf_files.h"
+#include "checkpoint/gguf_files.h"
 
 #include "tests/unit.h"
 
@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "made_gguf.h"
+#include "tests/model/made_gguf.h"
 #include "base/file.h"
 #include "tests/base/tempdir.h"
 

@@ -2,8 +2,8 @@
  *
  * golden/gguf/types.bin holds blocks of every type with the values that gguf-py gives them
  * (tools/golden/make_gguf_types.py). */
-#include "model/gguf.h"
-#include "model/gguf_types.h"
+#include "checkpoint/gguf.h"
+#include "checkpoint/gguf_types.h"
 
 #include "base/bytes.h"
 #include "base/file.h"
