@@ -112,15 +112,17 @@ static int put(struct packer *p, struct stream *s, const void *src, size_t n)
     return 0;
 }
 
-/* Writes a stage's image, rank by rank, from loaded weights. */
+/* Writes a stage's image, rank by rank, from loaded weights. expert: for IMAGE_EXPERT, whose
+ * matrices lie behind those of the expert before; else 0. */
 static int put_image(struct packer *p, size_t part, enum image_kind kind, struct weights *w,
-                     int layer)
+                     int layer, int expert)
 {
     struct image im;
     struct device *d = p->shape.dev;
     image_make(&im, &p->shape, kind, layer);
     CHECK(p->f.parts[part].bytes == im.bytes * (size_t)d->n_ranks);
-    CHECK(p->fill == 0 && p->sum == p->f.parts[part].first_sum);
+    CHECK(p->fill == 0);
+    p->sum = p->f.parts[part].first_sum;
     p->at = p->f.parts[part].at;
     int rc = 0;
     for (int rank = 0; rank < d->n_ranks; rank++) {
@@ -132,7 +134,8 @@ static int put_image(struct packer *p, size_t part, enum image_kind kind, struct
             size_t own = it->bytes;
             rc = put(p, NULL, NULL, it->offset - at);
             if (rc == 0)
-                rc = put(p, rank_stream(p->wo.s, stage, rank), rank_address(d, src, rank),
+                rc = put(p, rank_stream(p->wo.s, stage, rank),
+                         (const uint8_t *)rank_address(d, src, rank) + (size_t)expert * own,
                          own);
             at = it->offset + own;
         }
@@ -161,9 +164,9 @@ static int put_outside(struct packer *p)
     int rc = weights_load(&w, p->m->source, &p->m->cfg, &o, p->err);
     if (rc != 0)
         return rc;
-    rc = put_image(p, PACK_TABLES, IMAGE_TABLES, &w, 0);
+    rc = put_image(p, PACK_TABLES, IMAGE_TABLES, &w, 0, 0);
     if (rc == 0)
-        rc = put_image(p, PACK_HEAD, IMAGE_HEAD, &w, 0);
+        rc = put_image(p, PACK_HEAD, IMAGE_HEAD, &w, 0, 0);
     weights_unload(&w, p->wo.dev);
     return rc == 0 ? settle(p) : rc;
 }
@@ -179,9 +182,12 @@ static int put_layer(struct packer *p, int l)
     int rc = weights_load(&w, p->m->source, &p->m->cfg, &o, p->err);
     if (rc != 0)
         return rc;
-    rc = put_image(p, pack_streamed_part(l), IMAGE_STREAMED, &w, l);
+    rc = put_image(p, pack_streamed_part(l), IMAGE_STREAMED, &w, l, 0);
     if (rc == 0)
-        rc = put_image(p, pack_kept_part(l), IMAGE_KEPT, &w, l);
+        rc = put_image(p, pack_kept_part(l), IMAGE_KEPT, &w, l, 0);
+    int n_experts = config_has_experts(&p->m->cfg, l) ? p->m->cfg.n_experts : 0;
+    for (int e = 0; rc == 0 && e < n_experts; e++)
+        rc = put_image(p, pack_expert_part(&p->m->cfg, l, e), IMAGE_EXPERT, &w, l, e);
     weights_unload(&w, p->wo.dev);
     return rc == 0 ? settle(p) : rc;
 }
@@ -303,7 +309,7 @@ static void lay_out(struct packer *p)
     for (int k = 0; k < N_IMAGE_KINDS; k++)
         image_make(&im[k], &p->shape, (enum image_kind)k, 0);
     p->f.members = p->members;
-    p->f.n_parts = pack_streamed_part(p->f.n_layers);
+    p->f.n_parts = pack_n_parts(&p->m->cfg);
     p->f.parts = xcalloc(p->f.n_parts, sizeof *p->f.parts);
     p->f.parts[PACK_TABLES].bytes = n_ranks * im[IMAGE_TABLES].bytes;
     p->f.parts[PACK_HEAD].bytes = n_ranks * im[IMAGE_HEAD].bytes;
@@ -312,6 +318,11 @@ static void lay_out(struct packer *p)
         image_make(&im[IMAGE_KEPT], &p->shape, IMAGE_KEPT, l);
         p->f.parts[pack_streamed_part(l)].bytes = n_ranks * im[IMAGE_STREAMED].bytes;
         p->f.parts[pack_kept_part(l)].bytes = n_ranks * im[IMAGE_KEPT].bytes;
+        if (!config_has_experts(&p->m->cfg, l))
+            continue;
+        image_make(&im[IMAGE_EXPERT], &p->shape, IMAGE_EXPERT, l);
+        for (int e = 0; e < p->m->cfg.n_experts; e++)
+            p->f.parts[pack_expert_part(&p->m->cfg, l, e)].bytes = im[IMAGE_EXPERT].bytes;
     }
     pack_file_lay_out(&p->f);
     p->f.sums = xcalloc(p->f.n_sums + 1, sizeof *p->f.sums);

@@ -254,8 +254,7 @@ static void decode_iq4_xs(const uint8_t *b, float *y, size_t n)
         for (int j = 0; j < 8; j++) {
             int low = b[4 + j / 2] >> 4 * (j % 2) & 15;
             int scale = (low | (get_u16(b + 2) >> 2 * j & 3) << 4) - 32;
-            decode_by_table(iq4_values, half(b) * (float)scale, b + 8 + 16 * j,
-                            y + 32 * j);
+            decode_by_table(iq4_values, half(b) * (float)scale, b + 8 + 16 * j, y + 32 * j);
         }
     }
 }

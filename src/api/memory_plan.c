@@ -164,22 +164,34 @@ static bool parse_percent(const char *text, int *percent)
 
 /* The memory that KV and weights share. */
 struct budget {
-    uint64_t all, other, kept, layer, context, kv;
+    uint64_t all, other, kept, unit, context, kv;
     int64_t context_tokens, kv_tokens;
     int n_slots;
+    const char *units, *others; /* what may stay on the disk; what is kept */
 };
 
 static int refuse_budget(const struct budget *b, uint64_t need, struct err *err)
 {
     return err_set(
         err, ERR_LIMIT,
-        "--weights-memory %.2f GB is less than the minimum of %.2f GB: embeddings, head, "
-        "W_k and W_v %.2f; %d layers %.2f; KV of %lld tokens %.2f; activations and buffers "
-        "%.2f: give more, or a shorter --max-context",
-        (double)b->all / 1e9, (double)need / 1e9, (double)b->kept / 1e9, b->n_slots,
-        (double)b->layer * b->n_slots / 1e9,
+        "--weights-memory %.2f GB is less than the minimum of %.2f GB: %s %.2f; %d %s "
+        "%.2f; KV of %lld tokens %.2f; activations and buffers %.2f: give more, or a "
+        "shorter --max-context",
+        (double)b->all / 1e9, (double)need / 1e9, b->others, (double)b->kept / 1e9,
+        b->n_slots, b->units, (double)b->unit * b->n_slots / 1e9,
         (long long)(b->kv > 0 ? b->kv_tokens : b->context_tokens),
         (double)(b->kv > 0 ? b->kv : b->context) / 1e9, (double)b->other / 1e9);
+}
+
+static bool is_of_experts(const struct weights_sizes *z)
+{
+    return strcmp(z->units, "experts") == 0;
+}
+
+/* A pass reads all layers that do not stay, and of experts those that it uses. */
+static const char *up_to(const struct weights_sizes *z)
+{
+    return is_of_experts(z) ? "up to " : "";
 }
 
 static int share_budget(const struct memory_ask *a, const struct weights_sizes *z,
@@ -187,18 +199,20 @@ static int share_budget(const struct memory_ask *a, const struct weights_sizes *
 {
     const struct model *m = a->model;
     b->kept = z->kept;
-    b->layer = z->layer;
+    b->unit = z->unit;
+    b->units = z->units;
+    b->others = is_of_experts(z) ? "all but experts" : "embeddings, head, W_k and W_v";
     b->n_slots = z->n_slots;
     b->context_tokens = (int64_t)round_up((uint64_t)m->max_ctx, KV_BLOCK_TOKENS);
     b->context = kv_bytes(m, 0, b->context_tokens);
     b->kv_tokens = a->kv_tokens;
     b->kv = a->kv_tokens > 0 ? kv_bytes(m, 0, a->kv_tokens) : 0;
-    uint64_t layers_least = (uint64_t)b->n_slots * b->layer;
-    uint64_t least = b->other + b->kept + layers_least + (b->kv > 0 ? b->kv : b->context);
+    uint64_t units_least = (uint64_t)b->n_slots * b->unit;
+    uint64_t least = b->other + b->kept + units_least + (b->kv > 0 ? b->kv : b->context);
     if (least > b->all)
         return refuse_budget(b, least, err);
     if (b->kv == 0) {
-        uint64_t half = (b->all - b->other - b->kept - layers_least) / 2;
+        uint64_t half = (b->all - b->other - b->kept - units_least) / 2;
         uint64_t block = kv_bytes(m, 0, KV_BLOCK_TOKENS);
         int64_t fits = (int64_t)(half / block) * KV_BLOCK_TOKENS;
         int64_t want = a->max_seqs * b->context_tokens;
@@ -207,9 +221,9 @@ static int share_budget(const struct memory_ask *a, const struct weights_sizes *
     }
     uint64_t rest = b->all - b->other - b->kept - b->kv;
     out->kv_tokens = b->kv_tokens;
-    out->n_resident = rest >= (uint64_t)z->n_layers * b->layer
-                          ? z->n_layers
-                          : (int)((rest - layers_least) / b->layer);
+    out->n_resident = rest >= (uint64_t)z->n_units * b->unit
+                          ? z->n_units
+                          : (int)((rest - units_least) / b->unit);
     return 0;
 }
 
@@ -219,15 +233,15 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
 {
     struct budget b = {.other = other_bytes(a, save_bytes)};
     int percent;
-    *out = (struct memory_share){.n_resident = z->n_layers};
+    *out = (struct memory_share){.n_resident = z->n_units};
     if (parse_percent(budget, &percent)) {
-        out->n_resident = (z->n_layers * percent + 50) / 100;
-        if (out->n_resident < z->n_layers)
+        out->n_resident = (z->n_units * percent + 50) / 100;
+        if (out->n_resident < z->n_units)
             snprintf(
                 out->table, sizeof out->table,
-                "weights: %d of %d layers stay in memory, %.2f GB are read for each pass",
-                out->n_resident, z->n_layers,
-                (double)z->layer * (z->n_layers - out->n_resident) / 1e9);
+                "weights: %d of %d %s stay in memory, %s%.2f GB are read for each pass",
+                out->n_resident, z->n_units, z->units, up_to(z),
+                (double)z->unit * (z->n_units - out->n_resident) / 1e9);
         return 0;
     }
     if (strcmp(budget, "auto") == 0)
@@ -235,20 +249,21 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
     else if (!opt_size_parse(budget, &b.all))
         return err_set(err, ERR_USAGE,
                        "--weights-memory '%s': must be a size such as 6G, auto, or a "
-                       "percentage of the layers such as 50%%",
-                       budget);
+                       "percentage of the %s such as 50%%",
+                       budget, z->units);
     int rc = share_budget(a, z, &b, out, err);
-    if (rc != 0 || out->n_resident == z->n_layers)
+    if (rc != 0 || out->n_resident == z->n_units)
         return rc;
-    snprintf(out->table, sizeof out->table,
-             "memory, GB: %.2f in all; embeddings, head, W_k and W_v %.2f; %d of %d layers "
-             "stay %.2f; %d pass through %.2f; KV of %lld tokens %.2f; activations and "
-             "buffers %.2f. %.2f GB are read for each pass",
-             (double)b.all / 1e9, (double)b.kept / 1e9, out->n_resident, z->n_layers,
-             (double)b.layer * out->n_resident / 1e9, b.n_slots,
-             (double)b.layer * b.n_slots / 1e9, (long long)b.kv_tokens, (double)b.kv / 1e9,
-             (double)b.other / 1e9,
-             (double)b.layer * (z->n_layers - out->n_resident) / 1e9);
+    snprintf(
+        out->table, sizeof out->table,
+        "memory, GB: %.2f in all; %s %.2f; %d of %d %s stay %.2f; %d pass through "
+        "%.2f; KV of %lld tokens %.2f; activations and buffers %.2f. %s%.2f GB are read "
+        "for each pass",
+        (double)b.all / 1e9, b.others, (double)b.kept / 1e9, out->n_resident, z->n_units,
+        b.units, (double)b.unit * out->n_resident / 1e9, b.n_slots,
+        (double)b.unit * b.n_slots / 1e9, (long long)b.kv_tokens, (double)b.kv / 1e9,
+        (double)b.other / 1e9, up_to(z),
+        (double)b.unit * (z->n_units - out->n_resident) / 1e9);
     return 0;
 }
 

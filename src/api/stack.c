@@ -804,9 +804,10 @@ static void say_step(const struct stack *k)
         return;
     double bytes = (double)s.layer_bytes * s.n_streamed;
     snprintf(text, sizeof text,
-             "each pass reads %.2f GB, and the disk gave %.2f GB/s: a step takes at least "
-             "%.2f s",
-             bytes / 1e9, s.disk_bytes_per_s / 1e9, bytes / s.disk_bytes_per_s);
+             "%s %.2f GB, and the disk gave %.2f GB/s: a step takes %s %.2f s",
+             s.of_experts ? "a pass that uses all experts reads" : "each pass reads",
+             bytes / 1e9, s.disk_bytes_per_s / 1e9, s.of_experts ? "then" : "at least",
+             bytes / s.disk_bytes_per_s);
     say(k, text);
 }
 

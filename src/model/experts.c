@@ -146,14 +146,34 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     return op->matmul(c->s, out, ffn, w_down, b_down);
 }
 
+/* Finds the matrices of expert e: read, in a piece of its own, or among those of all experts. */
+static int find_expert(const struct layer_call *c, int e, struct weight *up,
+                       struct weight *down)
+{
+    int rc;
+    size_t step = c->lw->expert_step * (size_t)e;
+    if (weights_lend_expert(&c->m->w, c->l, e, up, down, &rc))
+        return rc;
+    if (c->lw->expert_step == 0) {
+        *up = weight_run(c->m, &c->lw->w_up, e, (int64_t)2 * c->m->cfg.n_ffn);
+        *down = weight_run(c->m, &c->lw->w_down, e, c->m->cfg.n_embd);
+        return 0;
+    }
+    *up = c->lw->w_up;
+    *down = c->lw->w_down;
+    up->mem.ptr = (uint8_t *)up->mem.ptr + step;
+    down->mem.ptr = (uint8_t *)down->mem.ptr + step;
+    return 0;
+}
+
 /* Computes expert e of the gathered rows, in place. */
 static int expert(const struct layer_call *c, const struct activations *a, int e,
                   struct mat rows)
 {
     const struct model_config *cfg = &c->m->cfg;
-    struct weight w_up = weight_run(c->m, &c->lw->w_up, e, (int64_t)2 * cfg->n_ffn);
-    struct weight w_down = weight_run(c->m, &c->lw->w_down, e, cfg->n_embd);
     const float *b_up = c->lw->b_up, *b_down = c->lw->b_down;
+    struct weight w_up, w_down;
+    TRY(find_expert(c, e, &w_up, &w_down));
     if (cfg->mlp_bias) {
         b_up += (size_t)e * (size_t)w_up.n;
         b_down += (size_t)e * (size_t)w_down.n;
@@ -203,6 +223,20 @@ static int route(const struct layer_call *c, const struct activations *a, struct
     return 0;
 }
 
+/* Says which experts the rows use. */
+static void expect_experts(const struct layer_call *c, const int32_t *ids, int64_t n)
+{
+    int n_used = 0, n_experts = c->m->cfg.n_experts;
+    bool is_used[MODEL_MAX_EXPERTS] = {false};
+    int32_t used[MODEL_MAX_EXPERTS];
+    for (int64_t i = 0; i < n; i++)
+        is_used[ids[i]] = true;
+    for (int e = 0; e < n_experts; e++)
+        if (is_used[e])
+            used[n_used++] = e;
+    weights_expect_experts(&c->m->w, c->l, used, n_used);
+}
+
 /* Computes the results of the MLP, and the inputs of the router and of the experts beside it, which
  * are other norms of the residual stream. */
 static int mlp_beside(const struct layer_call *c, const struct activations *a,
@@ -237,6 +271,7 @@ int experts_mlp(const struct layer_call *c, const struct activations *a, struct 
         TRY(mlp_beside(c, a, normed, out, router_in));
     }
     TRY(route(c, a, router_in, ids, weights));
+    expect_experts(c, ids, n * n_used);
     for (int64_t i = 0; i < n; i++)
         memset((float *)all.data + i * all.ld, 0, (size_t)all.cols * sizeof(float));
     for (int e = 0; e < cfg->n_experts; e++) {

@@ -129,7 +129,7 @@ static int read_parts(struct pack_file *f, const struct json *o, struct err *err
     if (rc != 0)
         return rc;
     f->n_parts = json_count(list);
-    if (f->n_parts != pack_streamed_part(f->n_layers))
+    if (f->n_parts < pack_streamed_part(f->n_layers))
         return damaged(f, "its list of parts", err);
     f->parts = xcalloc(f->n_parts, sizeof *f->parts);
     for (size_t i = 0; i < f->n_parts; i++) {
@@ -517,7 +517,10 @@ void pack_file_encode(const struct pack_file *f, const char *const *member_bytes
     for (size_t i = 0; i < f->n_sums; i++)
         put_u64(b + sums + 8 * i, f->sums[i]);
     memcpy(b, MAGIC, 8);
-    put_u32(b + H_VERSION, dtype_has_blocks(f->table_dtype[0]) ? PACK_VERSION : 1);
+    bool has_experts = f->n_parts > pack_streamed_part(f->n_layers);
+    put_u32(b + H_VERSION, has_experts                           ? PACK_VERSION
+                           : dtype_has_blocks(f->table_dtype[0]) ? 2
+                                                                 : 1);
     put_u64(b + H_FILE_BYTES, f->file_bytes);
     put_u64(b + H_TEXT_BYTES, n_text);
     put_u64(b + H_TEXT_SUM, checksum64(text, n_text));

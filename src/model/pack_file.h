@@ -6,6 +6,7 @@
  *              checksums
  *              checksums of the parts: one for each MiB
  *              the parts: tables | head | layer 0 streamed, kept | layer 1 streamed, kept | ...
+ *              then of each layer with experts: expert 0 | expert 1 | ...
  *
  * Description, files and parts begin at multiples of 4096.  A part is an image of a device's memory
  * with weights (pack_image.h), so a file suits one layout only: a device's name, the version of its
@@ -26,8 +27,9 @@
 #include <stdint.h>
 
 enum {
-    /* The latest version. Version 1 is the same, without embeddings of 4-bit or 6-bit blocks. */
-    PACK_VERSION = 2,
+    /* The latest version. Version 2 is the same, without experts as parts of their own; 1 also
+     * without embeddings of 4-bit or 6-bit blocks. */
+    PACK_VERSION = 3,
     PACK_ALIGN = 4096,
     PACK_SUM_BYTES = 1 << 20, /* bytes that one checksum covers */
     PACK_LAYOUT_BYTES = 64,
@@ -42,6 +44,18 @@ static inline size_t pack_streamed_part(int l)
 static inline size_t pack_kept_part(int l)
 {
     return PACK_LAYERS + 2 * (size_t)l + 1;
+}
+/* Returns the part of expert e of layer l. */
+static inline size_t pack_expert_part(const struct model_config *c, int l, int e)
+{
+    return pack_streamed_part(c->n_layers) +
+           (size_t)(l - c->n_dense_layers) * (size_t)c->n_experts + (size_t)e;
+}
+/* Returns the number of parts of a model. */
+static inline size_t pack_n_parts(const struct model_config *c)
+{
+    return c->n_experts > 0 ? pack_expert_part(c, c->n_layers, 0)
+                            : pack_streamed_part(c->n_layers);
 }
 
 struct pack_part {

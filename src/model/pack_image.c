@@ -12,6 +12,13 @@
 /* Matrices and vectors begin at a cache line; vectors are read in whole lines. */
 enum { LINE = 64 };
 
+/* Returns the rows of a matrix in its image: of one expert, or of a rank. */
+static int64_t image_rows(const struct image_shape *s, enum slot slot, int layer)
+{
+    int64_t n = matrix_rows(s->types, s->cfg, layer, slot, s->dev->n_ranks);
+    return image_kind_of(slot, s->cfg) == IMAGE_EXPERT ? n / s->cfg->n_experts : n;
+}
+
 static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
 {
     int n_ranks = s->dev->n_ranks;
@@ -19,10 +26,9 @@ static size_t slot_bytes(const struct image_shape *s, enum slot slot, int layer)
         return (size_t)round_up(
             (uint64_t)share_rows(s->cfg, layer, slot, n_ranks) * sizeof(float), LINE);
     if (slot_is_matrix(slot))
-        return s->dev->ops->weight_bytes(
-            matrix_type(s->types, layer, slot),
-            matrix_rows(s->types, s->cfg, layer, slot, n_ranks),
-            slot_cols(s->cfg, layer, slot));
+        return s->dev->ops->weight_bytes(matrix_type(s->types, layer, slot),
+                                         image_rows(s, slot, layer),
+                                         slot_cols(s->cfg, layer, slot));
     enum dtype t = s->table_dtype[slot == SLOT_EMBED ? 0 : 1];
     return (size_t)slot_rows(s->cfg, layer, slot) *
            tensor_row_bytes(t, slot_cols(s->cfg, layer, slot));
@@ -50,7 +56,7 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
     has[SLOT_WV] = matrix_types_differ_in_kv(s->types, layer);
     *out = (struct image){.layer = layer};
     for (enum slot slot = 0; slot < N_SLOTS; slot++) {
-        if (!has[slot] || image_kind_of(slot) != kind)
+        if (!has[slot] || image_kind_of(slot, s->cfg) != kind)
             continue;
         size_t bytes = slot_bytes(s, slot, layer);
         out->items[out->n++] = (struct image_item){slot, out->bytes, bytes};
@@ -62,7 +68,6 @@ void image_make(struct image *out, const struct image_shape *s, enum image_kind 
 void image_bind(const struct image *im, const struct image_shape *s, const struct buf *mem,
                 struct weights *w, struct layer_weights *l)
 {
-    int n_ranks = s->dev->n_ranks;
     for (int i = 0; i < im->n; i++) {
         const struct image_item *it = &im->items[i];
         uint8_t *at = (uint8_t *)mem->ptr + it->offset;
@@ -75,7 +80,7 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
             *slot_matrix(w, l, it->slot) = (struct weight){
                 .mem = {at, it->bytes, mem->kind},
                 .dtype = matrix_type(s->types, im->layer, it->slot),
-                .n = matrix_rows(s->types, s->cfg, im->layer, it->slot, n_ranks),
+                .n = image_rows(s, it->slot, im->layer),
                 .k = slot_cols(s->cfg, im->layer, it->slot)};
         else
             *slot_vector(w, l, it->slot) = (const float *)(const void *)at;

@@ -4,6 +4,7 @@
  *   tables     embeddings, learned positions        stage of the embeddings
  *   head       output head, its bias, final norm    last stage
  *   streamed   a layer's wq, wo, w_up, w_down       the layer's stage
+ *   expert     w_up and w_down of one expert        the layer's stage
  *   kept       a layer's wkv, wv, norms and biases  the layer's stage
  *
  * Restores from hidden states need only the kept images.  A memory limit may leave streamed images
@@ -23,7 +24,14 @@
 /* Raise this version whenever a backend packs matrices differently, or the order here changes. */
 enum { PACK_LAYOUT_VERSION = 1 };
 
-enum image_kind { IMAGE_TABLES, IMAGE_HEAD, IMAGE_STREAMED, IMAGE_KEPT, N_IMAGE_KINDS };
+enum image_kind {
+    IMAGE_TABLES,
+    IMAGE_HEAD,
+    IMAGE_STREAMED,
+    IMAGE_KEPT,
+    IMAGE_EXPERT,
+    N_IMAGE_KINDS
+};
 
 struct image_item {
     enum slot slot;
@@ -60,8 +68,10 @@ const void *image_source(enum slot slot, struct weights *w, struct layer_weights
  * of a device with this layout. */
 void image_layout_name(struct stream *s, char *out, size_t n);
 
-static inline enum image_kind image_kind_of(enum slot s)
+static inline enum image_kind image_kind_of(enum slot s, const struct model_config *c)
 {
+    if (c->n_experts > 0 && (s == SLOT_UP || s == SLOT_DOWN))
+        return IMAGE_EXPERT;
     if (slot_is_table(s))
         return IMAGE_TABLES;
     if (!slot_is_in_layer(s))

@@ -44,8 +44,11 @@ struct layer_weights {
     struct weight w_down; /* [d][n_ffn] */
     const float *b_down;
     /* [n_experts][d].  With a router, w_up and w_down hold those of all experts, one behind
-     * another: [n_experts * 2 * n_ffn][d] and [n_experts * d][n_ffn]. */
+     * another: [n_experts * 2 * n_ffn][d] and [n_experts * d][n_ffn].  If expert_step is not 0,
+     * they are those of expert 0, and each expert's begin so many bytes behind the one before
+     * (pack_image.h). */
     struct weight router;
+    size_t expert_step;
     const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
     /* A layer without experts among layers with them: [2 * n_dense_ffn][d], [d][n_dense_ffn]. */
     struct weight dense_up, dense_down;
@@ -132,8 +135,11 @@ void weights_digests_deinit(struct weights_digests *d);
 /* Counters of streaming since the weights were loaded. All zero if all layers are resident. */
 struct weights_stream_stats {
     int n_layers, n_streamed;
-    uint64_t layer_bytes; /* bytes of a streamed layer on all ranks, read for each use */
-    uint64_t read_bytes;  /* bytes read so far */
+    bool of_experts; /* passes read experts, as they choose them, and no layers */
+    /* Bytes of a streamed layer on all ranks, read for each use; of a layer with experts, what a
+     * pass that uses all of them reads. */
+    uint64_t layer_bytes;
+    uint64_t read_bytes; /* bytes read so far */
     /* time in which reads were in flight: read_bytes / read_ns is the source's speed */
     int64_t read_ns;
     /* Speed of the disk, including the first loading; 0: layers come from host memory. */
@@ -176,12 +182,15 @@ enum weights_part {
 
 /* Memory that a packed model takes on one rank, in bytes. */
 struct weights_sizes {
-    /* always resident: tables, head, and of all layers W_k, W_v, norms and biases */
+    /* always resident: tables, head, and of all layers W_k, W_v, norms and biases; of a model with
+     * experts all but these */
     uint64_t kept;
-    uint64_t layer; /* the other weights of one layer, the largest if they differ */
-    int n_layers;
-    /* buffers, one layer each, for layers that do not stay; unused if all stay */
+    uint64_t
+        unit; /* the other weights of one layer, or of one expert, the largest if they differ */
+    int n_units;
+    /* buffers, one unit each, for units that do not stay; unused if all stay */
     int n_slots;
+    const char *units; /* "layers" or "experts" */
 };
 
 /* Returns whether layer l stays resident. n_resident layers stay, spread evenly, beginning with

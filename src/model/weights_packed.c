@@ -13,6 +13,7 @@
 #include "model/pack_image.h"
 #include "model/pack_read.h"
 #include "model/share.h"
+#include "model/weights_experts.h"
 #include "model/weights_pinned.h"
 #include "model/weights_stream.h"
 
@@ -25,11 +26,15 @@ struct weights_packed {
     struct device *dev;
     struct model_config cfg;
     struct image_shape shape;
-    struct image *images;  /* [f.n_parts] */
-    size_t streamed_bytes; /* size of the largest IMAGE_STREAMED */
-    int n_resident;  /* number of layers held whole; if all are, nothing is streamed */
-    struct buf *mem; /* [f.n_parts] device memory; empty if a part is not held */
-    struct layer_source source; /* source of the layers that do not stay in memory */
+    /* Of each part, and behind them one for all experts of each layer. */
+    struct image *images;
+    struct buf *mem; /* device memory; empty if a part is not held */
+    size_t n_images;
+    /* What may stay on the disk: layers, or in a model with experts these; and the largest. */
+    int n_units;
+    size_t unit_bytes;
+    int n_resident;             /* number of units held; if all are, nothing is streamed */
+    struct layer_source source; /* source of the units that do not stay in memory */
 };
 
 struct loader {
@@ -44,39 +49,72 @@ struct loader {
     struct err *err;
 };
 
-static enum image_kind kind_of_part(size_t part)
+static size_t first_expert(const struct weights_packed *p)
 {
-    if (part < PACK_LAYERS)
-        return part == PACK_TABLES ? IMAGE_TABLES : IMAGE_HEAD;
-    return (part - PACK_LAYERS) % 2 == 0 ? IMAGE_STREAMED : IMAGE_KEPT;
+    return pack_streamed_part(p->cfg.n_layers);
 }
 
-static int layer_of_part(size_t part)
+static enum image_kind kind_of_image(const struct weights_packed *p, size_t i)
 {
-    return part < PACK_LAYERS ? 0 : (int)((part - PACK_LAYERS) / 2);
+    if (i < PACK_LAYERS)
+        return i == PACK_TABLES ? IMAGE_TABLES : IMAGE_HEAD;
+    if (i >= first_expert(p))
+        return IMAGE_EXPERT;
+    return (i - PACK_LAYERS) % 2 == 0 ? IMAGE_STREAMED : IMAGE_KEPT;
 }
 
-/* Returns the stage that holds a part: all slots of the part are on one stage. */
-static int stage_of_part(const struct loader *ld, size_t part)
+static int layer_of_image(const struct weights_packed *p, size_t i)
 {
-    const struct image *im = &ld->p->images[part];
+    if (i >= first_expert(p))
+        return p->cfg.n_dense_layers + (int)(i - first_expert(p));
+    return i < PACK_LAYERS ? 0 : (int)((i - PACK_LAYERS) / 2);
+}
+
+/* Returns the image of a part, and which of the experts that share it. */
+static size_t image_of_part(const struct weights_packed *p, size_t part, size_t *expert)
+{
+    size_t first = first_expert(p), each = (size_t)MAX(p->cfg.n_experts, 1);
+    *expert = part < first ? 0 : (part - first) % each;
+    return part < first ? part : first + (part - first) / each;
+}
+
+/* Returns how many parts share an image. */
+static size_t n_sharing(const struct weights_packed *p, size_t i)
+{
+    return i < first_expert(p) ? 1 : (size_t)p->cfg.n_experts;
+}
+
+/* Returns the stage that holds an image: all of its slots are on one stage. */
+static int stage_of_image(const struct loader *ld, size_t i)
+{
+    const struct image *im = &ld->p->images[i];
     enum slot s = im->n > 0 ? im->items[0].slot : SLOT_EMBED;
-    return share_stage(ld->p->shape.cfg, s, layer_of_part(part), ld->o->dev->n_stages);
+    return share_stage(ld->p->shape.cfg, s, layer_of_image(ld->p, i), ld->o->dev->n_stages);
 }
 
 static bool streams(const struct weights_packed *p)
 {
-    return p->n_resident < p->f.n_layers;
+    return p->n_resident < p->n_units;
 }
 
-/* Returns whether a part stays in memory. */
-static bool is_held(const struct weights_packed *p, size_t part)
+/* Returns whether an image stays in memory. */
+static bool is_held(const struct weights_packed *p, size_t i)
 {
-    return kind_of_part(part) != IMAGE_STREAMED || !streams(p) ||
-           weights_stays(layer_of_part(part), p->n_resident, p->f.n_layers);
+    enum image_kind kind = kind_of_image(p, i);
+    if (!streams(p) || kind != (p->cfg.n_experts > 0 ? IMAGE_EXPERT : IMAGE_STREAMED))
+        return true;
+    return kind == IMAGE_STREAMED &&
+           weights_stays(layer_of_image(p, i), p->n_resident, p->n_units);
 }
 
-/* Makes the image of each part.  The types of matrices and of the embeddings come from the file and
+/* Returns the memory of a part, or NULL if it is not held. */
+static void *memory_of_part(const struct weights_packed *p, size_t part)
+{
+    size_t e, i = image_of_part(p, part, &e);
+    return is_held(p, i) ? (uint8_t *)p->mem[i].ptr + e * p->images[i].bytes : NULL;
+}
+
+/* Makes the images.  The types of matrices and of the embeddings come from the file and
  * must fit its configuration. */
 static int make_images(struct loader *ld)
 {
@@ -89,12 +127,18 @@ static int make_images(struct loader *ld)
                        "%s: the types of its matrices do not fit its configuration: pack "
                        "the model again",
                        p->f.path);
-    p->images = xcalloc(p->f.n_parts, sizeof *p->images);
-    for (size_t i = 0; i < p->f.n_parts; i++) {
-        int l = layer_of_part(i);
-        image_make(&p->images[i], &p->shape, kind_of_part(i), l);
-        if (kind_of_part(i) == IMAGE_STREAMED && p->images[i].bytes > p->streamed_bytes)
-            p->streamed_bytes = p->images[i].bytes;
+    bool has_experts = p->cfg.n_experts > 0;
+    size_t n_layers = (size_t)(p->cfg.n_layers - p->cfg.n_dense_layers);
+    p->n_images = first_expert(p) + (has_experts ? n_layers : 0);
+    p->n_units = has_experts ? (int)(pack_n_parts(&p->cfg) - first_expert(p))
+                             : p->f.n_layers;
+    p->images = xcalloc(p->n_images, sizeof *p->images);
+    p->mem = xcalloc(p->n_images, sizeof *p->mem);
+    for (size_t i = 0; i < p->n_images; i++) {
+        enum image_kind kind = kind_of_image(p, i);
+        image_make(&p->images[i], &p->shape, kind, layer_of_image(p, i));
+        if (kind == (has_experts ? IMAGE_EXPERT : IMAGE_STREAMED))
+            p->unit_bytes = MAX(p->unit_bytes, p->images[i].bytes);
     }
     return 0;
 }
@@ -111,9 +155,11 @@ static int check_fit(struct loader *ld)
                        "%s: is packed for '%s', and this device needs '%s': pack the model "
                        "again, for this device",
                        f->path, f->layout, layout);
-    bool fits = f->n_layers == ld->p->shape.cfg->n_layers;
+    size_t e;
+    bool fits = f->n_parts == pack_n_parts(&ld->p->cfg);
     for (size_t i = 0; fits && i < f->n_parts; i++)
-        fits = f->parts[i].bytes == ld->p->images[i].bytes * (size_t)ld->o->dev->n_ranks;
+        fits = f->parts[i].bytes == ld->p->images[image_of_part(ld->p, i, &e)].bytes *
+                                        (size_t)ld->o->dev->n_ranks;
     return fits ? 0
                 : err_set(
                       ld->err, ERR_MISMATCH,
@@ -122,16 +168,20 @@ static int check_fit(struct loader *ld)
                       f->path);
 }
 
-/* Asks the caller how many layers stay resident. */
+/* Asks the caller how many layers, or experts, stay resident. */
 static int share_memory(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
-    struct weights_sizes z = {
-        .layer = p->streamed_bytes, .n_layers = p->f.n_layers, .n_slots = N_SLOTS_OF_RING};
-    for (size_t i = 0; i < p->f.n_parts; i++)
-        if (kind_of_part(i) != IMAGE_STREAMED)
+    bool has_experts = p->cfg.n_experts > 0;
+    struct weights_sizes z = {.unit = p->unit_bytes,
+                              .n_units = p->n_units,
+                              .n_slots = has_experts ? p->cfg.n_experts_used + 1
+                                                     : N_SLOTS_OF_RING,
+                              .units = has_experts ? "experts" : "layers"};
+    for (size_t i = 0; i < p->n_images; i++)
+        if (kind_of_image(p, i) != (has_experts ? IMAGE_EXPERT : IMAGE_STREAMED))
             z.kept += p->images[i].bytes;
-    p->n_resident = p->f.n_layers;
+    p->n_resident = p->n_units;
     if (ld->o->share == NULL)
         return 0;
     int rc = ld->o->share(ld->o->share_arg, &z, &p->n_resident, ld->err);
@@ -139,11 +189,18 @@ static int share_memory(struct loader *ld)
         rc = err_set(ld->err, ERR_UNSUPPORTED,
                      "streamed weights need one process: remove --weights-memory, or "
                      "--tensor-parallel and --pipeline-parallel");
-    if (rc == 0 && streams(p) && config_is_hybrid(&p->cfg))
+    if (rc == 0 && streams(p) && !has_experts && config_is_hybrid(&p->cfg))
         rc = err_set(ld->err, ERR_UNSUPPORTED,
                      "models with recurrent layers are not streamed: remove "
                      "--weights-memory");
     return rc;
+}
+
+/* Returns the buffers of the units that do not stay: of two layers, or a cache of experts. */
+static int n_slots(const struct weights_packed *p)
+{
+    return p->cfg.n_experts > 0 ? p->n_resident + p->cfg.n_experts_used + 1
+                                : N_SLOTS_OF_RING;
 }
 
 static int allocate(struct loader *ld)
@@ -151,23 +208,26 @@ static int allocate(struct loader *ld)
     size_t stage_bytes[MAX_STAGES] = {0};
     struct weights_packed *p = ld->p;
     int n_stages = ld->o->dev->n_stages, rc = 0;
-    for (size_t i = 0; i < p->f.n_parts; i++)
+    for (size_t i = 0; i < p->n_images; i++)
         if (is_held(p, i))
-            stage_bytes[stage_of_part(ld, i)] += p->images[i].bytes;
+            stage_bytes[stage_of_image(ld, i)] += p->images[i].bytes * n_sharing(p, i);
     if (streams(p))
-        stage_bytes[0] += N_SLOTS_OF_RING * p->streamed_bytes;
+        stage_bytes[0] += (size_t)n_slots(p) * p->unit_bytes;
     for (int k = 0; k < n_stages; k++)
         ld->w->bytes += stage_bytes[k];
     if (ld->o->reserve != NULL)
-        rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)p->f.n_parts + 1,
-                            ld->err);
-    for (size_t i = 0; rc == 0 && i < p->f.n_parts; i++) {
+        rc = ld->o->reserve(ld->o->reserve_arg, stage_bytes, (int)p->n_images + 1, ld->err);
+    for (size_t i = 0; rc == 0 && i < p->n_images; i++) {
         const struct image *im = &p->images[i];
+        struct layer_weights *lw = &ld->w->layers[layer_of_image(p, i)];
         if (im->bytes == 0 || !is_held(p, i))
             continue;
-        rc = stage_alloc(ld->o->dev, stage_of_part(ld, i), im->bytes, &p->mem[i], ld->err);
+        rc = stage_alloc(ld->o->dev, stage_of_image(ld, i), im->bytes * n_sharing(p, i),
+                         &p->mem[i], ld->err);
         if (rc == 0)
-            image_bind(im, &p->shape, &p->mem[i], ld->w, &ld->w->layers[layer_of_part(i)]);
+            image_bind(im, &p->shape, &p->mem[i], ld->w, lw);
+        if (rc == 0 && kind_of_image(p, i) == IMAGE_EXPERT)
+            lw->expert_step = im->bytes;
     }
     return rc == 0 ? 0 : err_wrap(ld->err, "weights of %s", p->f.path);
 }
@@ -175,8 +235,8 @@ static int allocate(struct loader *ld)
 /* Copies a part from pinned memory to the device, each rank's image to its rank. */
 static int upload(struct loader *ld, size_t part)
 {
-    const struct image *im = &ld->p->images[part];
-    int rc = 0, stage = stage_of_part(ld, part);
+    const struct image *im = &ld->p->images[part]; /* no such device has experts */
+    int rc = 0, stage = stage_of_image(ld, part);
     for (int rank = 0; rc == 0 && rank < ld->o->dev->n_ranks; rank++)
         rc = stream_copy(rank_stream(ld->o->s, stage, rank),
                          rank_address(ld->o->dev, ld->p->mem[part].ptr, rank),
@@ -216,12 +276,11 @@ static int read_direct(struct loader *ld)
         for (int i = 0; i < 2 && next < f->n_parts; i++) {
             if (busy[i])
                 continue;
-            if (!is_held(ld->p, next)) {
-                next++;
-                continue;
+            void *dst = memory_of_part(ld->p, next);
+            if (dst != NULL) {
+                busy[i] = pack_reader_begin(&ld->reader, &jobs[i], next, dst);
+                n_busy += busy[i];
             }
-            busy[i] = pack_reader_begin(&ld->reader, &jobs[i], next, ld->p->mem[next].ptr);
-            n_busy += busy[i];
             next++;
         }
         if (n_busy == 0)
@@ -270,37 +329,48 @@ static int read_all(struct loader *ld)
     return rc;
 }
 
-/* Starts the source of the layers that do not stay. */
+/* Starts the source of the units that do not stay. */
 static int start_source(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
     int64_t stuck_ns = ld->o->stuck_ns > 0 ? ld->o->stuck_ns : STUCK_NS;
     int rc;
-    if (p->dev->unified)
-        rc = weights_stream_open(
-            &(struct weights_stream_opts){.f = &p->f,
-                                          .shape = &p->shape,
-                                          .images = p->images,
-                                          .slot_bytes = p->streamed_bytes,
-                                          .w = ld->w,
-                                          .io = ld->o->io,
-                                          .n_resident = p->n_resident,
-                                          .n_slots = N_SLOTS_OF_RING,
-                                          .stuck_ns = stuck_ns,
-                                          .load_bytes = ld->bytes_done,
-                                          .load_ns = ld->load_ns},
+    if (p->cfg.n_experts > 0)
+        rc = weights_experts_open(
+            &(struct weights_experts_opts){.f = &p->f,
+                                           .shape = &p->shape,
+                                           .images = p->images + first_expert(p),
+                                           .slot_bytes = p->unit_bytes,
+                                           .w = ld->w,
+                                           .io = ld->o->io,
+                                           .n_slots = n_slots(p),
+                                           .stuck_ns = stuck_ns,
+                                           .load_bytes = ld->bytes_done,
+                                           .load_ns = ld->load_ns},
             &p->source, ld->err);
+    else if (p->dev->unified)
+        rc = weights_stream_open(&(struct weights_stream_opts){.f = &p->f,
+                                                               .shape = &p->shape,
+                                                               .images = p->images,
+                                                               .slot_bytes = p->unit_bytes,
+                                                               .w = ld->w,
+                                                               .io = ld->o->io,
+                                                               .n_resident = p->n_resident,
+                                                               .n_slots = N_SLOTS_OF_RING,
+                                                               .stuck_ns = stuck_ns,
+                                                               .load_bytes = ld->bytes_done,
+                                                               .load_ns = ld->load_ns},
+                                 &p->source, ld->err);
     else
-        rc = weights_pinned_open(
-            &(struct weights_pinned_opts){.f = &p->f,
-                                          .shape = &p->shape,
-                                          .images = p->images,
-                                          .slot_bytes = p->streamed_bytes,
-                                          .w = ld->w,
-                                          .io = ld->o->io,
-                                          .n_resident = p->n_resident,
-                                          .n_slots = N_SLOTS_OF_RING},
-            &p->source, ld->err);
+        rc = weights_pinned_open(&(struct weights_pinned_opts){.f = &p->f,
+                                                               .shape = &p->shape,
+                                                               .images = p->images,
+                                                               .slot_bytes = p->unit_bytes,
+                                                               .w = ld->w,
+                                                               .io = ld->o->io,
+                                                               .n_resident = p->n_resident,
+                                                               .n_slots = N_SLOTS_OF_RING},
+                                 &p->source, ld->err);
     if (rc == 0)
         ld->w->source = &p->source;
     return rc;
@@ -320,7 +390,6 @@ int weights_packed_load(struct weights *out, const char *source,
     p->cfg = *cfg; /* the source needs it until it is closed */
     int rc = pack_file_open(&p->f, source, ld.err);
     if (rc == 0) {
-        p->mem = xcalloc(p->f.n_parts, sizeof *p->mem);
         out->dtype = p->f.dtype;
         out->matrices = &p->f.matrices;
         out->file_dtype = p->f.file_dtype;
@@ -355,7 +424,7 @@ void weights_packed_unload(struct weights *w)
     struct weights_packed *p = w->packed;
     if (w->source != NULL)
         w->source->close(w->source->arg);
-    for (size_t i = 0; p->mem != NULL && i < p->f.n_parts; i++)
+    for (size_t i = 0; i < p->n_images; i++)
         buf_free(p->dev, &p->mem[i]);
     free(p->mem);
     free(p->images);

@@ -23,7 +23,21 @@ int weights_acquire(const struct weights *w, int l, struct stream *s,
 
 const struct layer_weights *weights_resident(const struct weights *w, int l)
 {
-    return w->source == NULL ? &w->layers[l] : NULL;
+    return w->source == NULL || w->source->lend != NULL ? &w->layers[l] : NULL;
+}
+
+void weights_expect_experts(const struct weights *w, int l, const int32_t *ids, int n)
+{
+    if (w->source != NULL && w->source->expect != NULL)
+        w->source->expect(w->source->arg, l, ids, n);
+}
+
+bool weights_lend_expert(const struct weights *w, int l, int e, struct weight *up,
+                         struct weight *down, int *rc)
+{
+    bool lends = w->source != NULL && w->source->lend != NULL;
+    *rc = lends ? w->source->lend(w->source->arg, l, e, up, down) : 0;
+    return lends;
 }
 
 void weights_release(const struct weights *w, int l, struct stream *s)

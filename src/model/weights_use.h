@@ -29,6 +29,9 @@ struct layer_source {
     /* Returns 0, or a negative code if the layer cannot be provided; then no release follows. May
      * wait. *out is valid until the release. */
     int (*acquire)(void *arg, int l, struct stream *s, const struct layer_weights **out);
+    /* See weights_expect_experts and weights_lend_expert. NULL: layers have all their experts. */
+    void (*expect)(void *arg, int l, const int32_t *ids, int n);
+    int (*lend)(void *arg, int l, int e, struct weight *up, struct weight *down);
     /* Ends the use of a layer. Its memory may be overwritten once the operations queued on s have
      * run. */
     void (*release)(void *arg, int l, struct stream *s);
@@ -55,8 +58,17 @@ void weights_release(const struct weights *w, int l, struct stream *s);
 /* Returns 0, or ERR_CORRUPT if the weights lie in an image that another program has changed: what
  * was computed with them must not be used. acquire asks, too; ask again behind the last use. */
 int weights_check(const struct weights *w);
-/* Returns layer l if all layers are resident, else NULL. */
+/* Returns layer l if all of it, but for experts, is resident, else NULL. */
 const struct layer_weights *weights_resident(const struct weights *w, int l);
+
+/* Says which experts of a layer are used next: ids [n], ascending.  Reads of those that are not in
+ * memory begin. */
+void weights_expect_experts(const struct weights *w, int l, const int32_t *ids, int n);
+/* Sets *up and *down to an expert's matrices, until the next call of either function.  Call it for
+ * each expert of the list, in its order.  Returns false if all experts are resident, and lw has
+ * them; *rc gets 0, or the code with which the pass fails. */
+bool weights_lend_expert(const struct weights *w, int l, int e, struct weight *up,
+                         struct weight *down, int *rc);
 
 /* Does the same as weights_acquire, for operations that compute K and V only. */
 int weights_acquire_kv(const struct weights *w, int l, struct stream *s,

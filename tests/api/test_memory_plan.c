@@ -120,7 +120,7 @@ static void auto_copies_fit_beside_the_rest(void **state)
 /* Sizes of a model of 16 layers of 10 MB that always keeps 20 MB, with the shape of
  * synth:tiny-mha. */
 static const struct weights_sizes sizes = {
-    .kept = 20 * MB, .layer = 10 * MB, .n_layers = 16, .n_slots = 2};
+    .kept = 20 * MB, .unit = 10 * MB, .n_units = 16, .n_slots = 2, .units = "layers"};
 
 static struct stack budget_stack;
 static uint64_t context_bytes;
@@ -202,7 +202,7 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
     assert_int_equal(shared_with(least + context_bytes, 8, 2048, &s), 0);
     assert_int_equal(s.kv_tokens, 2048);
     /* All layers stay as soon as they fit. They need no slots to pass through then. */
-    uint64_t all = least + context_bytes + 14 * sizes.layer;
+    uint64_t all = least + context_bytes + 14 * sizes.unit;
     assert_int_equal(shared_with(all - 1, 8, 2048, &s), 0);
     assert_int_equal(s.n_resident, 13);
     assert_int_equal(shared_with(all, 8, 2048, &s), 0);

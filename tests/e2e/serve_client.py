@@ -15,9 +15,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(__file__))
 from plain_model import write_plain_model  # noqa: E402
-from tap import PATIENCE  # noqa: E402
+from tap import HC, PATIENCE  # noqa: E402
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 # Time limits are not checked under a sanitizer, which slows the program down.
 SANITIZED = os.path.basename(os.environ["HCACHE_BUILD"].rstrip("/")) in ("asan", "tsan")
 # Ranks are processes of Open MPI, which leaks.
@@ -102,6 +101,11 @@ class Server:
     def kill(self):
         self.p.kill()
         self.p.wait()
+
+    def memory(self, name):
+        """Returns the bytes of a row of the process's status: VmRSS, VmHWM."""
+        with open(f"/proc/{self.p.pid}/status") as f:
+            return next(int(x.split()[1]) * 1024 for x in f if x.startswith(name))
 
     def stop(self):
         """Sends SIGTERM and returns the exit status."""

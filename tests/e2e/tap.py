@@ -1,7 +1,9 @@
 """Results in the form that tools/run_tests.sh reads: "ok 1 - name", "not ok 2 - name", "1..2"."""
+import atexit
 import importlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -10,6 +12,7 @@ import tempfile
 # taken 70 s. Tests wait for a state and not for a time, so on other machines no test waits this
 # long.
 PATIENCE = 300
+HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 
 n_results = n_failed = 0
 
@@ -21,6 +24,27 @@ def check(name, ok, why=""):
     print(f"{'ok' if ok else 'not ok'} {n_results} - {name}", flush=True)
     if not ok:
         print("# " + str(why).replace("\n", "\n# ")[:1500], flush=True)
+
+
+def hc(*words, given=None):
+    """Runs the program with these words and an input. Returns its status and outputs."""
+    p = subprocess.run([HC, *words], input=given, capture_output=True, timeout=PATIENCE)
+    return p.returncode, p.stdout.decode(errors="replace"), p.stderr.decode()
+
+
+def ok(*words, given=None):
+    """Runs it, too, and returns its output."""
+    rc, out, err = hc(*words, given=given)
+    if rc != 0:
+        raise RuntimeError(f"{words}: status {rc}: {err}")
+    return out
+
+
+def scratch(name):
+    """Makes a folder that is removed when the program ends. Returns its real path."""
+    folder = os.path.realpath(tempfile.mkdtemp(prefix=f"hcache-{name}."))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def in_venv(*modules):

@@ -4,17 +4,15 @@ server in the middle. Nearly all of each prompt is found."""
 import http.server
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import threading
 import urllib.request
 
 from scripted_model import AGENTS, make_talker
 from serve_client import SAVING, Server
-from tap import PATIENCE, check, end, equal, skip
+from tap import PATIENCE, check, end, equal, scratch, skip
 
-tmp = tempfile.mkdtemp(prefix="hcache-agents.")
+tmp = scratch("agents")
 
 
 class Recorder(http.server.ThreadingHTTPServer):
@@ -145,5 +143,4 @@ for kind in (ClaudeCode, Codex):
         check("claude: and the beginning of the prompt stays", min(s[2] for s in seen[1:]) >= 0.85,
               [(round(s[2], 4), s[3]) for s in seen])
     agent.recorder.target.stop()
-shutil.rmtree(tmp, ignore_errors=True)
 end()

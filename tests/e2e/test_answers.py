@@ -2,12 +2,10 @@
 import json
 import os
 import re
-import shutil
-import tempfile
 
 from scripted_model import N_BYTES, tensors, tokenizer, write_model, write_script
 from serve_client import Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 BIG = "18446744073709551615"
 HERMES = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
@@ -87,7 +85,7 @@ def text_of(item):
     return item.get("arguments") or "".join(p["text"] for p in item.get("content", []))
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-answers.")
+tmp = scratch("answers")
 s = Server(write_script(os.path.join(tmp, "hermes"), HERMES_PIECES, HERMES, special=["<|im_start|>"]))
 THOUGHT = "Weigh <tool_call>x</tool_call>."
 want = (THOUGHT, SAID[0][1] + SAID[2][1], [SAID[1][1:], SAID[3][1:]])
@@ -177,5 +175,4 @@ for opens in (True, False):
     r = raw(s, "/v1/chat/completions", {"messages": USER, "thinking_token_budget": -2})
     equal("a bad bound is refused by name", r["error"]["param"], "thinking_token_budget")
     s.stop()
-shutil.rmtree(tmp)
 end()

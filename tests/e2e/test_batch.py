@@ -4,18 +4,16 @@ import json
 import os
 import random
 import resource
-import shutil
 import signal
 import subprocess
-import tempfile
 
 from serve_client import HC, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 DEMO = "models/demo"
 KILLS = 10
 SEED = int(os.environ.get("KILL_SEED", "1"))
-tmp = tempfile.mkdtemp(prefix="hcache-batch.")
+tmp = scratch("batch")
 
 
 def path(name):
@@ -238,5 +236,4 @@ shared_beginnings()
 interrupted()
 full_disk()
 killed()
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -4,19 +4,16 @@ owner, refused requests, bounded disk space, and resuming after SIGTERM and kill
 It runs in .venv/, which `tools/setup.sh --clients` makes; without it this test is skipped."""
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 
 from serve_client import HC, Server, until
-from tap import PATIENCE, check, end, equal, in_venv, raises
+from tap import PATIENCE, check, end, equal, in_venv, raises, scratch
 
 openai, = in_venv("openai")
 
 DEMO = "models/demo"
 CHAT = "/v1/chat/completions"
-tmp = tempfile.mkdtemp(prefix="hcache-batches.")
+tmp = scratch("batches")
 ENDED = ("completed", "failed", "cancelled")
 
 
@@ -244,5 +241,4 @@ equal("the server ends", main.stop(), 0)
 restarted((*KEYS, "--files", os.path.join(tmp, "again")))
 bounded((*KEYS, "--files", os.path.join(tmp, "bounded")))
 without(KEYS)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -4,13 +4,10 @@ import glob
 import os
 import re
 import shlex
-import shutil
 import subprocess
-import tempfile
 
-from tap import PATIENCE, check, end, equal
+from tap import HC, PATIENCE, check, end, equal, scratch
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", open("Makefile").read(), re.M))
 
 
@@ -72,7 +69,7 @@ check("a wrong option is noticed", fault_of(["run", "models/demo", "--no-such-op
 check("and a wrong command", fault_of(["walk", "models/demo"]) == "there is no command walk")
 
 # Commands that are run as printed; DIR stands for a directory.
-tmp = tempfile.mkdtemp(prefix="hcache-docs.")
+tmp = scratch("docs")
 env = {**os.environ, "HOME": tmp, "XDG_CACHE_HOME": os.path.join(tmp, "cache"), "XDG_CONFIG_HOME": os.path.join(tmp, "config")}
 ran = []
 for words in commands_of("README.md"):
@@ -86,5 +83,4 @@ for words in commands_of("README.md"):
     else:
         check(f"README: hcache {line}", p.returncode == 0 and p.stdout.strip() != "", p)
 check("README: run, ingest and plan were among them", {"run", "ingest", "plan"} <= set(ran), ran)
-shutil.rmtree(tmp)
 end()

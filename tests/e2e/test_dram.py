@@ -3,13 +3,11 @@ tiers separately."""
 import http.client
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 import threading
 
 from serve_client import HC, SAVING, Server, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
@@ -171,7 +169,7 @@ def test_documented(s):
     equal("each is in docs/SERVER.md", sorted(n for n in names if f"`{n[len('hcache_'):]}" not in documented), [])
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-dram.")
+tmp = scratch("dram")
 args = ["--store", os.path.join(tmp, "store"), "--no-reuse", "--dram", "64M", *SAVING]
 server = Server(MODEL, *args)
 answer = test_written(server)
@@ -188,5 +186,4 @@ test_refused()
 test_unused()
 test_ended(os.path.join(tmp, "full"))
 test_auto()
-shutil.rmtree(tmp)
 end()

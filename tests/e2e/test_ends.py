@@ -2,15 +2,13 @@
 the character that max_tokens has cut, on every route."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 
 import scripted_model
 from serve_client import HC, Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
-tmp = tempfile.mkdtemp(prefix="hcache-ends.")
+tmp = scratch("ends")
 CHATML = ("{% for m in messages %}{{ '<|s|>' + m.role + '\n' + m.content + '\n' }}{% endfor %}"
           "{% if add_generation_prompt %}{{ '<|s|>assistant\n' }}{% endif %}")
 WHOLE = "Hi! \U0001f60a."
@@ -92,5 +90,4 @@ def test_ends():
 test_cut_characters()
 test_ends()
 equal("a model of the cache has its own name", names[:3], ["some-org/eos", "eos.packed", "some-org/turn"])
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -2,19 +2,17 @@
 the same answer, and report the methods that ran."""
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 
 from serve_client import HC, MODEL, Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 if not os.path.exists(os.path.join(MODEL, "model.safetensors")):
     print("1..0 # SKIP ../shared/models/stories260K is not there")
     sys.exit(0)
 
-tmp = tempfile.mkdtemp(prefix="hcache-plans.")
+tmp = scratch("plans")
 store = os.path.join(tmp, "s")
 LONG = "Once upon a time, there was a little girl named Lily. " * 8
 
@@ -48,5 +46,4 @@ r = server.complete(LONG, max_tokens=8)
 check("another request restores it again", r["timings"]["restore_plan"], r["timings"])
 equal("serve ends with status 0", server.stop(), 0)
 
-shutil.rmtree(tmp, ignore_errors=True)
 end()

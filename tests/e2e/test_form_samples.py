@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 
-from tap import check, end, equal, skip
+from tap import HC, check, end, equal, skip
 
 VENV = os.path.abspath(".venv/bin/python")
 try:
@@ -21,7 +21,6 @@ try:
     import jsonschema_rs  # a second judge, where it is installed
 except ImportError:
     jsonschema_rs = None
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SCHEMAS, SEED = int(os.environ.get("SCHEMAS", "300")), int(os.environ.get("SEED", "1"))
 VALUES = [1, "a", None, True, 2.5, [1], {"k": "v"}, "\u00e9\"\\", "", -7]
 

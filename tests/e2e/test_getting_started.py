@@ -11,10 +11,9 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 
 from ports import free_port
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 PAGE = "docs/GETTING_STARTED.md"
 BUILD = os.path.abspath(os.environ["HCACHE_BUILD"])
@@ -72,7 +71,7 @@ for kind, text in all_blocks:
         for line in text.splitlines():
             equal(f"set-up: {line.split('#')[0].strip()}", what_is_missing(line), None)
 
-tmp = tempfile.mkdtemp(prefix="hcache-getting-started.")
+tmp = scratch("getting-started")
 home = os.path.join(tmp, "home")
 os.makedirs(home + "/.cache/hcache")
 if os.environ.get("REAL_MODEL_ALL") and os.path.exists(REAL_MODEL):
@@ -131,5 +130,4 @@ c_program = said('chat "$MODEL"')
 cached = [int(n) for n in re.findall(r"\[(\d+) of \d+ prompt tokens came from saved state", c_program)]
 check("the C program's second process finds the first one's state", len(cached) == 2 and cached[1] >= 128 > cached[0],
       c_program)
-shutil.rmtree(tmp)
 end()

@@ -14,7 +14,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
@@ -22,27 +21,19 @@ sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
 import hf_to_gguf  # noqa: E402
 import vocab_gguf  # noqa: E402
 from serve_client import HC  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import check, end, equal, hc, ok, scratch  # noqa: E402
 
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")
 DEMO = "models/demo"
-tmp = tempfile.mkdtemp(prefix="hcache-gguf.")
+tmp = scratch("gguf")
 
 
 def path(name):
     return os.path.join(tmp, name)
 
 
-def hc(*words, given=None):
-    p = subprocess.run([HC, *words], input=given, capture_output=True, timeout=PATIENCE)
-    return p.returncode, p.stdout, p.stderr.decode()
-
-
 def run(model, *words):
-    rc, out, err = hc("run", model, "--temperature", "0", "--json", *words)
-    if rc != 0:
-        raise RuntimeError(f"{words}: status {rc}: {err}")
-    return json.loads(out)
+    return json.loads(ok("run", model, "--temperature", "0", "--json", *words))
 
 
 def bits(r):
@@ -234,5 +225,4 @@ hf_to_gguf.convert(DEMO, path("odd.gguf"), pre="mystery")
 rc, out, err = hc("tokenize", path("odd.gguf"), given=b"x")
 check("an unknown way of cutting text is refused by name, with those that are known",
       rc != 0 and "'mystery' is not supported" in err and "smollm" in err, err)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

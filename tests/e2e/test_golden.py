@@ -5,9 +5,8 @@ import os
 import subprocess
 import sys
 
-from tap import PATIENCE
+from tap import HC, PATIENCE
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")
 MODELS = ["models/demo"] + [m for m in (os.path.join(SHARED, "models", n) for n in ("stories260K", "stories260K-mha"))
                             if os.path.exists(m)]

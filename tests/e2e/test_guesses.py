@@ -2,13 +2,10 @@
 and after kill -9."""
 import json
 import os
-import shutil
-import subprocess
-import tempfile
 
 from hybrid_model import write_hybrid_model
-from serve_client import HC, SAVING, Server
-from tap import PATIENCE, check, end, equal
+from serve_client import SAVING, Server
+from tap import check, end, equal, hc, ok, scratch
 
 MODEL = "models/demo"
 CHAT = "/v1/chat/completions"
@@ -17,7 +14,7 @@ STORY = ("The little bird lived in the tall green tree. Every morning the little
 SCHEMA = {"type": "array", "minItems": 12, "maxItems": 12, "items": {
     "type": "object", "properties": {"name_of_the_bird": {"enum": ["Momo", "Rex"]}, "can_sing": {"type": "boolean"}},
     "required": ["name_of_the_bird", "can_sing"], "additionalProperties": False}}
-tmp = tempfile.mkdtemp(prefix="hcache-guesses.")
+tmp = scratch("guesses")
 
 
 def bodies():
@@ -75,9 +72,7 @@ def run(model, ids, *options):
     path = os.path.join(tmp, "ids")
     with open(path, "w") as f:
         f.write(" ".join(map(str, ids)))
-    r = subprocess.run([HC, "run", model, "--token-ids", path, "--ignore-eos", "--json", *options], capture_output=True,
-                       text=True, timeout=PATIENCE)
-    return json.loads(r.stdout)
+    return json.loads(ok("run", model, "--token-ids", path, "--ignore-eos", "--json", *options))
 
 
 def test_killed(model, plan, store):
@@ -96,22 +91,19 @@ def test_killed(model, plan, store):
 
 def test_options():
     for value in ("0", "16", "-1", "many", "3x"):
-        r = subprocess.run([HC, "run", MODEL, "-p", "x", "-n", "1", "--speculate", value], capture_output=True, text=True, timeout=PATIENCE)
-        check(f"--speculate {value} is refused", r.returncode == 2 and "from 1 to 15" in r.stderr, r.stderr)
+        status, _, err = hc("run", MODEL, "-p", "x", "-n", "1", "--speculate", value)
+        check(f"--speculate {value} is refused", status == 2 and "from 1 to 15" in err, err)
 
 
-try:
-    recurrent = write_hybrid_model(os.path.join(tmp, "hybrid"))
-    for model, least, plan in (MODEL, 100, "kv"), (recurrent, 30, "auto"):
-        with_guesses = Server(model, "--speculate", "15", "--no-reuse")
-        without = Server(model, "--speculate", "off", "--no-reuse")
-        test_answers(with_guesses, without, least)
-        if model == MODEL:
-            test_prediction(with_guesses, without)
-        with_guesses.stop()
-        without.stop()
-        test_killed(model, plan, os.path.join(tmp, "store" + plan))
-    test_options()
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
+recurrent = write_hybrid_model(os.path.join(tmp, "hybrid"))
+for model, least, plan in (MODEL, 100, "kv"), (recurrent, 30, "auto"):
+    with_guesses = Server(model, "--speculate", "15", "--no-reuse")
+    without = Server(model, "--speculate", "off", "--no-reuse")
+    test_answers(with_guesses, without, least)
+    if model == MODEL:
+        test_prediction(with_guesses, without)
+    with_guesses.stop()
+    without.stop()
+    test_killed(model, plan, os.path.join(tmp, "store" + plan))
+test_options()
 end()

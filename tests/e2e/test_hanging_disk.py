@@ -4,14 +4,12 @@ For the first request the chunks are found, and recomputation races with their r
 request even the look-up hangs, so its tokens are computed. Both get the answer of a server without
 a store. When the disk works again, the late reads do no harm, and requests are restored again."""
 import os
-import shutil
-import tempfile
 
 from hanging import build_library
 from serve_client import SANITIZED, Server, until
-from tap import check, end, equal, skip
+from tap import check, end, equal, scratch, skip
 
-tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-hang."))
+tmp = scratch("hang")
 MODEL = "synth:bench-220m"  # recomputing takes many times as long as reading from the page cache
 
 def prompt(seed):
@@ -57,5 +55,4 @@ if SANITIZED:
     skip("a hanging disk", "the sanitizer wants to be the first library")
 else:
     hang()
-shutil.rmtree(tmp)
 end()

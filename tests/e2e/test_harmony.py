@@ -2,13 +2,11 @@
 for thoughts, with strict tools, and as a history."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 
 from scripted_model import N_BYTES, pair_tensors, tokenizer, write_model
 from serve_client import HC, SAVING, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 # Like the published one: the name of a called tool stands in front of the channel, a message has one call, and
 # thoughts are shown in front of calls until an answer follows.
@@ -38,7 +36,7 @@ STRICT = [{"type": "function", "function": {**F, "strict": True}}]
 RESPONSE_TOOLS = [{"type": "function", **F}]
 MESSAGE_TOOLS = [{"name": F["name"], "description": "d", "input_schema": CITY}]
 USER = [{"role": "user", "content": "go"}]
-tmp = tempfile.mkdtemp(prefix="hcache-harmony.")
+tmp = scratch("harmony")
 
 
 def model(name, answer, more=()):
@@ -173,5 +171,4 @@ for i in range(2):  # in a process that computes the prompt, and in one that res
     s.kill()
 equal("a budget and a form: a restored answer has the same bits", answers[0], answers[1])
 check("it was restored", restored[0] == 0 and restored[1] >= 128, restored)
-shutil.rmtree(tmp)
 end()

@@ -5,12 +5,11 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 
 from serve_client import HC, SAVING, Server, until
-from tap import PATIENCE, check, end
+from tap import PATIENCE, check, end, hc, ok, scratch
 
-tmp = tempfile.mkdtemp(prefix="hcache-heal.")
+tmp = scratch("heal")
 STORE = os.path.join(tmp, "s")
 IDS = [3 + (i * i * 7) % 490 for i in range(520)]
 SEGMENT = os.path.join(STORE, "seg-000000.hc")
@@ -20,17 +19,12 @@ def run():
     path = os.path.join(tmp, "ids")
     with open(path, "w") as f:
         f.write(" ".join(map(str, IDS)))
-    p = subprocess.run([HC, "run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "2", "--temperature", "0",
-                        "--ignore-eos", "--json", "--store", STORE, "--save", "both", *SAVING], capture_output=True,
-                       text=True, timeout=PATIENCE)
-    if p.returncode != 0:
-        raise RuntimeError(p.stderr)
-    return json.loads(p.stdout)
+    return json.loads(ok("run", "synth:tiny-gqa", "--token-ids", path, "--max-tokens", "2", "--temperature", "0",
+                         "--ignore-eos", "--json", "--store", STORE, "--save", "both", *SAVING))
 
 
 def verify():
-    p = subprocess.run([HC, "store", "verify", STORE, "--json"], capture_output=True, text=True, timeout=PATIENCE)
-    return json.loads(p.stdout)["bad"]
+    return json.loads(hc("store", "verify", STORE, "--json")[1])["bad"]
 
 
 def extents():
@@ -128,5 +122,4 @@ for test in (test_heal, test_removed, test_beside):
         test()
     except Exception as e:  # noqa: BLE001
         check(f"{test.__name__} ended with {e!r}", False)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -3,17 +3,15 @@ link are counted, and a killed job resumes."""
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
-import tempfile
 
 from serve_client import HC, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 DEMO = "models/demo"
 SEED = int(os.environ.get("KILL_SEED", "1"))
-tmp = tempfile.mkdtemp(prefix="hcache-hybrid.")
+tmp = scratch("hybrid")
 # Beside its buffers the device has room for about ten blocks. Six contexts take up to 24, and the
 # rest of these is on the host.
 ROOM = ["--kv-tokens", "1280", "--max-context", "256", "--max-sequences", "6"]
@@ -77,5 +75,4 @@ for want_lines in (1, 5, 9):
 p, got = run("killed", "--method", "paper", *HOST)
 check("a killed job skips the lines that were there", p.returncode == 0 and got["skipped"] > 0, got)
 equal("... and ends with the same lines, by another method too", lines("killed"), want)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

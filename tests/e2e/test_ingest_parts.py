@@ -3,15 +3,13 @@ at natural borders, and a client of the server finds the state of each part by s
 message."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 
 from serve_client import HC, SAVING, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
-tmp = tempfile.mkdtemp(prefix="hcache-parts.")
+tmp = scratch("parts")
 store, path = os.path.join(tmp, "store"), os.path.join(tmp, "book.txt")
 paragraphs = [" ".join(f"Sentence {i} of paragraph {p} tells that the Öresund is wide." for i in range(3 + p % 4)) for p in range(24)]
 text = "\n\n".join(paragraphs) + "\n"
@@ -73,5 +71,4 @@ for k in (0, len(found) - 1):
     cached = r["usage"]["prompt_tokens_details"]["cached_tokens"]
     check(f"a client that sends part {k} as its system message finds it", cached >= found[k]["tokens"] // 64 * 64 - 64, (cached, found[k]))
 equal("the server ends well", server.stop(), 0)
-shutil.rmtree(tmp)
 end()

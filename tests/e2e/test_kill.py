@@ -11,16 +11,13 @@ KILL_CYCLES (50) and KILL_SECONDS (60, at least 10 cycles are run) bound the wor
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
-from tap import PATIENCE
+from tap import HC, PATIENCE, scratch
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 CYCLES = int(os.environ.get("KILL_CYCLES", "50"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
@@ -28,7 +25,7 @@ TRAINED = "models/demo"
 
 # name, context in tokens
 models = [("synth:tiny-gqa", 2048), ("synth:tiny-mha", 2048), (TRAINED, 512), ("synth:tiny-hybrid", 2048)]
-tmp = tempfile.mkdtemp(prefix="hcache-kill.")
+tmp = scratch("kill")
 rng = random.Random(SEED)
 os.environ["HCACHE_STORE_SECRET"] = "%064x" % rng.getrandbits(256)
 failures = []
@@ -114,7 +111,6 @@ try:
         fail(n_cycles, f"only {n_killed} of {n_cycles} runs were killed: the test is too slow to mean anything")
 except (RuntimeError, KeyError, ValueError, subprocess.TimeoutExpired) as e:
     fail(n_cycles, repr(e))
-shutil.rmtree(tmp, ignore_errors=True)
 state = "not ok" if failures else "ok"
 print(f"{state} 1 - {n_cycles} cycles (seed {SEED}), {n_killed} of them killed in mid-run, {time.time() - begin:.0f} s")
 print("1..1")

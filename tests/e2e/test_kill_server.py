@@ -14,15 +14,13 @@ HCACHE_CAMPAIGN_OUT=FILE receives the counts."""
 import http.client
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 from serve_client import HC, Server, threads_of
-from tap import PATIENCE
+from tap import PATIENCE, scratch
 
 CYCLES = int(os.environ.get("KILL_CYCLES", "20"))
 SECONDS = float(os.environ.get("KILL_SECONDS", "60"))
@@ -30,7 +28,7 @@ SEED = int(os.environ.get("KILL_SEED", "1"))
 MODEL = "synth:tiny-gqa"  # has no tokenizer: takes token ids and returns log probabilities
 CONTEXT, VOCABULARY = 1000, 500
 
-tmp = tempfile.mkdtemp(prefix="hcache-kill-server.")
+tmp = scratch("kill-server")
 store = ",".join(os.path.join(tmp, d) for d in ("a", "b"))
 rng = random.Random(SEED)
 failures = []
@@ -176,7 +174,6 @@ except (RuntimeError, KeyError, ValueError, OSError, subprocess.TimeoutExpired) 
 for s in (server, reference):
     if s is not None:
         s.kill()
-shutil.rmtree(tmp, ignore_errors=True)
 if os.environ.get("HCACHE_CAMPAIGN_OUT"):
     with open(os.environ["HCACHE_CAMPAIGN_OUT"], "w") as f:
         f.write(f"kill -9 cycles of a saving server: {counts['cycles']}\n"

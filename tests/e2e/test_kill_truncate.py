@@ -15,9 +15,8 @@ import subprocess
 import tempfile
 import time
 
-from tap import PATIENCE, check, end
+from tap import HC, PATIENCE, check, end, ok
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 KILLS = int(os.environ.get("KILL_TRUNCATED", "10"))
 rng = random.Random(int(os.environ.get("KILL_SEED", "1")))
 CONTEXT, STEP, PROMPT, ANSWER, LAST = 256, 64, 200, 500, 11
@@ -40,10 +39,7 @@ def command(ids, n, *more):
 
 
 def run(ids, n, *more):
-    p = subprocess.run(command(ids, n, "--json", *more), capture_output=True, text=True, timeout=PATIENCE)
-    if p.returncode != 0:
-        raise RuntimeError(f"status {p.returncode}: {p.stderr[-500:]}")
-    return json.loads(p.stdout)
+    return json.loads(ok(*command(ids, n, "--json", *more)[1:]))
 
 
 def kill_behind(n, delay, store):

@@ -2,11 +2,9 @@
 with the words of the prompt."""
 import os
 import re
-import shutil
-import tempfile
 
 from serve_client import SAVING, Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 ALICE, BOB = ({"Authorization": "Bearer " + name} for name in ("alice", "bob"))
@@ -32,7 +30,7 @@ def first_difference(a, b):
     return next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-miss.")
+tmp = scratch("miss")
 options = (*SAVING, "--no-reuse", "--store", os.path.join(tmp, "s"), "--api-key", "alice,bob")
 s = Server(MODEL, *options)
 old, new = text("2026-11-22 14:03"), text("2026-11-22 14:04")
@@ -72,5 +70,4 @@ check("KV cache: the token where the prompt leaves the nearest history", told.st
 told = miss(s, longer, {})
 check("KV cache: a history that is new from some token on says so, too", told.startswith("not stored"), told)
 s.stop()
-shutil.rmtree(tmp)
 end()

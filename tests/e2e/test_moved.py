@@ -2,12 +2,10 @@
 there with equal bits. Before it has moved, the other server names the server that keeps it."""
 import json
 import os
-import shutil
 import subprocess
-import tempfile
 
 from serve_client import HC, SAVING, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 LONG = "My dog is called Biscuit, and he sleeps in the sun until noon. " * 8
@@ -155,7 +153,7 @@ def test_damaged():
     check("and none is made", not os.path.exists(os.path.join(tmp, "server-c", "conversations.db")))
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-moved.")
+tmp = scratch("moved")
 first_server, other = start("server-a"), start("server-b")
 moved = test_named(first_server, other)
 first_server.post("/v1/cache/flush", {})
@@ -167,5 +165,4 @@ test_damaged()
 p = subprocess.run([HC, "serve", MODEL, "--port", "0", "--server-name", "Not Good"], capture_output=True, text=True,
                    timeout=PATIENCE)
 check("a server's name is checked", p.returncode == 2 and "--server-name" in p.stderr, p)
-shutil.rmtree(tmp)
 end()

@@ -15,13 +15,13 @@ import tempfile
 
 from plain_model import write_plain_model
 from serve_client import HC, Server
-from tap import PATIENCE, check, end
+from tap import PATIENCE, check, end, scratch
 
 N_RUNS = int(os.environ.get("OPTIONS_RUNS", "10"))
 N_SERVERS = int(os.environ.get("OPTIONS_SERVERS", "4"))
 SEED = int(os.environ.get("OPTIONS_SEED", "1"))
 
-tmp = tempfile.mkdtemp(prefix="hcache-options.")
+tmp = scratch("options")
 plain = write_plain_model(os.path.join(tmp, "plain"))
 packed = os.path.join(tmp, "plain.packed")
 subprocess.run([HC, "model", "pack", plain, "--out", packed], check=True, capture_output=True)
@@ -197,5 +197,4 @@ for what, n, one in (("run", N_RUNS, run_case), ("serve", N_SERVERS, serve_case)
             faults.append(f"case {i}: {why}")
     check(f"{what}: {n} drawn combinations of options end well, with equal answers", not faults, "\n".join(faults))
     check(f"{what}: at least half of the combinations answer", answers >= n // 2, f"{answers} answers")
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -3,36 +3,22 @@ little memory to make it."""
 import json
 import os
 import resource
-import shutil
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..")
 sys.path[:0] = [HERE, os.path.join(ROOT, "tools", "golden")]
 import hf_to_gguf  # noqa: E402
 from serve_client import HC, SAVING, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import check, end, equal, hc, ok, scratch  # noqa: E402
 
 DEMO = "models/demo"
-tmp = tempfile.mkdtemp(prefix="hcache-packed.")
+tmp = scratch("packed")
 
 
 def path(name):
     return os.path.join(tmp, name)
-
-
-def hc(*words, given=None):
-    p = subprocess.run([HC, *words], input=given, capture_output=True, timeout=PATIENCE)
-    return p.returncode, p.stdout.decode(), p.stderr.decode()
-
-
-def ok(*words, given=None):
-    rc, out, err = hc(*words, given=given)
-    if rc != 0:
-        raise RuntimeError(f"{words}: status {rc}: {err}")
-    return out
 
 
 def run(model, *words):
@@ -126,5 +112,4 @@ rc, out, err = hc("model", "pack", DEMO, "--out", path("gguf.packed"))
 check("a file is never replaced", rc == 1 and "already exists" in err, (rc, err))
 rc, out, err = hc("run", path("gguf.packed"), *asked, "--weights", "q8")
 check("another type than the file's is refused by name", rc == 1 and "packed as bf16" in err, (rc, err))
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -5,19 +5,17 @@ Without a browser this test is skipped (browser.py).  test_page_talk.py tests si
 import http.server
 import os
 import re
-import shutil
 import signal
-import tempfile
 import threading
 
 from browser import (PHONE, By, Keys, all_of, browser, complaints, element, is_idle, press_first, say, shot, texts,
                      until)
 from ports import free_port
 from serve_client import SAVING, Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
-tmp = tempfile.mkdtemp(prefix="hcache-page.")
+tmp = scratch("page")
 
 
 class Loading:
@@ -270,5 +268,4 @@ except Exception as e:  # noqa: BLE001
 finally:
     b.quit()
     server.stop()
-    shutil.rmtree(tmp, ignore_errors=True)
 end()

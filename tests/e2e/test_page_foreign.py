@@ -5,18 +5,16 @@ A second web server on another port serves the foreign page. The name evil.examp
 127.0.0.1, as if its owner had rebound it. Without a browser this test is skipped (browser.py)."""
 import http.server
 import os
-import shutil
-import tempfile
 import threading
 import time
 
 from browser import browser  # first: it restarts the test in .venv's Python
 from serve_client import Server
-from tap import PATIENCE, check, end
+from tap import PATIENCE, check, end, scratch
 
 MODEL = "models/demo"
 SECRET = "the-cellar-key-lies-under-the-stone"
-tmp = tempfile.mkdtemp(prefix="hcache-foreign.")
+tmp = scratch("foreign")
 
 
 class Page(http.server.BaseHTTPRequestHandler):
@@ -157,5 +155,4 @@ finally:
     b.quit()
     s.stop()
     other.shutdown()
-    shutil.rmtree(tmp, ignore_errors=True)
 end()

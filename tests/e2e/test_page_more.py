@@ -9,16 +9,15 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 
 from browser import (DESKTOP, PHONE, Keys, all_of, browser, complaints, element, is_idle, press, press_first, say,
                      shot, texts, until)
 import scripted_model
 from serve_client import Server
-from tap import check, end, equal, skip
+from tap import check, end, equal, scratch, skip
 
-tmp = tempfile.mkdtemp(prefix="hcache-more.")
+tmp = scratch("more")
 
 
 class Between:
@@ -341,6 +340,4 @@ try:
 except Exception as e:  # noqa: BLE001
     import traceback
     check("the whole story", False, f"{type(e).__name__}: {e}\n{traceback.format_exc()}")
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -5,14 +5,12 @@ A scripted model gives the answers that the test wants. Without a browser this t
 (browser.py)."""
 import json
 import os
-import shutil
-import tempfile
 
 from browser import (DESKTOP, PHONE, Keys, again_where_stale, all_of, browser, complaints, element, press,
                      press_first, say, shot, texts, until)
 import scripted_model
 from serve_client import Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 CODE = "for (int i = 0; i < 3; i++)\n    puts(\"<b>no element</b>\");"
 GOOD = f"""# A heading
@@ -59,7 +57,7 @@ BAD = """<script>window.harmed = 1</script>
 | [x](javascript:1) | <a href="javascript:1">y</a> |
 $\\href{javascript:window.harmed=12}{x}$ \\(\\htmlData{onclick=window.harmed}{y}\\) $\\includegraphics{https://example.org/x.png}$
 """
-tmp = tempfile.mkdtemp(prefix="hcache-talk.")
+tmp = scratch("talk")
 
 
 def conversations(server):
@@ -335,6 +333,4 @@ try:
 except Exception as e:  # noqa: BLE001
     import traceback
     check("the whole story", False, f"{type(e).__name__}: {e}\n{traceback.format_exc()}")
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -3,19 +3,17 @@ messages, and calls and results that a template does not show. Each byte is a to
 so the number of a prompt's tokens says which text it has."""
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "tools", "golden")]
 import hf_to_gguf  # noqa: E402
 from scripted_model import write_script  # noqa: E402
 from serve_client import HC, Server  # noqa: E402
-from tap import PATIENCE, check, end, equal  # noqa: E402
+from tap import PATIENCE, check, end, equal, scratch  # noqa: E402
 
-tmp = tempfile.mkdtemp(prefix="hcache-prompts.")
+tmp = scratch("prompts")
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{{ '\\n' }}"
 F = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "string"}}}}
 TOOLS = [{"type": "function", "function": F}]
@@ -237,5 +235,4 @@ equal("a loop of calls reaches it as text", length(s, talk),
 s.stop()
 p = subprocess.run([HC, "model", "info", os.path.join(tmp, "nothing"), "--json"], capture_output=True, timeout=PATIENCE)
 equal("model info says it", json.loads(p.stdout)["model"]["tools"], "generic")
-shutil.rmtree(tmp, ignore_errors=True)
 end()

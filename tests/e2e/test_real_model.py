@@ -10,18 +10,15 @@ REAL_MODEL_ALL=1 compares all 20 prompts of 200 tokens and the perplexity (of a 
 that takes minutes."""
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 from serve_client import Server, until
-from tap import PATIENCE, check, end, equal
+from tap import HC, PATIENCE, check, end, equal, scratch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 ALL = os.environ.get("REAL_MODEL_ALL") == "1"
 CACHE = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "hcache")
 MODEL = os.environ.get("HCACHE_REAL_MODEL") or os.path.join(CACHE, "SmolLM2-135M-Instruct.Q4_1.gguf")
@@ -29,7 +26,7 @@ if not os.path.exists(MODEL):
     print(f"1..0 # SKIP {MODEL} is not there: tools/setup.sh --real-model fetches it where the network gives it")
     sys.exit(0)
 golden = json.load(open(os.path.join(HERE, "golden", "smollm2.json"), encoding="utf-8"))
-tmp = tempfile.mkdtemp(prefix="hcache-real.")
+tmp = scratch("real")
 os.environ["XDG_CACHE_HOME"] = os.path.join(tmp, "cache")
 LAYERS = 30
 
@@ -169,5 +166,4 @@ equal("state of weights that are held in another way is not used", other["cached
 p = subprocess.run(["tools/demo.sh"], env={**os.environ, "DEMO_MODEL": MODEL, "DEMO_BYTES": "2000"}, capture_output=True, text=True,
                    timeout=PATIENCE)
 check("the demo with this model ends well, and restores", p.returncode == 0 and "output              identical" in p.stdout, p)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -2,13 +2,11 @@
 Redis that is slow, full, gone or lying costs a miss with its reason, and never gives a wrong
 answer."""
 import os
-import shutil
-import tempfile
 
 from plain_model import exchanged
 from redis_proxy import Proxy, Redis, is_installed
 from serve_client import SAVING, Server, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
@@ -343,7 +341,7 @@ def test_several(redis):
     equal("several: they end well", [a.stop(), b.stop()], [0, 0])
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-remote.")
+tmp = scratch("remote")
 check("redis-server is installed (tools/setup.sh --test)", is_installed())
 if is_installed():
     server = Redis()
@@ -364,5 +362,4 @@ if is_installed():
     test_modes()
     test_ttl()
     server.stop()
-shutil.rmtree(tmp)
 end()

@@ -1,13 +1,11 @@
 """--remote with a Redis Cluster of six processes: chunks are spread over three masters, slots move under the servers, and
 a master is killed."""
 import os
-import shutil
-import tempfile
 
 from ports import free_port
 from redis_proxy import Redis, is_installed
 from serve_client import SAVING, Server, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 BIRD = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 24
@@ -161,7 +159,7 @@ def test_clear(masters, replicas):
     s.stop()
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-cluster.")
+tmp = scratch("cluster")
 check("redis-server is installed (tools/setup.sh --test)", is_installed())
 if is_installed():
     first, second = make_cluster()
@@ -178,5 +176,4 @@ if is_installed():
     test_clear(first, second)
     for node in first + second:
         node.stop()
-shutil.rmtree(tmp)
 end()

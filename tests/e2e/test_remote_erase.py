@@ -1,12 +1,10 @@
 """--remote: state that one server erases is erased in the Redis and on every other server. Running
 servers erase it within seconds, servers that were down before they serve again."""
 import os
-import shutil
-import tempfile
 
 from redis_proxy import Proxy, Redis, is_installed
 from serve_client import SAVING, Server, Stream, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 STREAM = "hcache:1:erased"
@@ -277,7 +275,7 @@ def test_unreachable(redis, a):
     back.stop()
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-erase.")
+tmp = scratch("erase")
 check("redis-server is installed (tools/setup.sh --test)", is_installed())
 if is_installed():
     server = Redis()
@@ -296,5 +294,4 @@ if is_installed():
     test_joins(server)
     test_unreachable(server, first)
     server.stop()
-shutil.rmtree(tmp)
 end()

@@ -3,13 +3,11 @@ times, and sends control characters. Answers stay right, displayed text contains
 characters, and the server stops when asked to."""
 import json
 import os
-import shutil
 import socket
-import tempfile
 import threading
 
 from serve_client import SAVING, Server, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 6
 HONEST = {b"PING": b"+PONG\r\n", b"STRLEN": b":0\r\n", b"XRANGE": b"*0\r\n", b"HSET": b":1\r\n", b"HGETALL": b"*0\r\n",
@@ -131,11 +129,10 @@ def test_lie(name, lies, want):
     check(f"{name}: the log is text, and short", is_plain(log) and len(s.log) < 200, (len(s.log), log[-1000:]))
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-hostile.")
+tmp = scratch("hostile")
 alone = Server("models/demo", "--no-reuse")
 answer = ask(alone)
 alone.stop()
 for lie_name, lie_lies in LIES.items():
     test_lie(lie_name, lie_lies, answer)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -3,11 +3,10 @@ by the authority in --remote-ca and issued for the name or address in the URL.""
 import os
 import shutil
 import subprocess
-import tempfile
 
 from redis_proxy import Proxy, Redis, is_installed
 from serve_client import HC, SAVING, Server, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 12
@@ -140,7 +139,7 @@ def test_options():
         check(f"{what}: refused by name", p.returncode == 2 and why in p.stderr, (p.returncode, p.stderr))
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-tls.")
+tmp = scratch("tls")
 check("redis-server and openssl are installed (tools/setup.sh --test)",
       is_installed() and shutil.which("openssl") is not None)
 if is_installed():
@@ -155,5 +154,4 @@ if is_installed():
     server.stop()
     test_client_certificate(trusted)
     test_options()
-shutil.rmtree(tmp)
 end()

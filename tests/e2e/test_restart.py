@@ -5,13 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 
 from serve_client import HC, MODEL, Server, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
-tmp = tempfile.mkdtemp(prefix="hcache-restart.")
+tmp = scratch("restart")
 cache, model, store = (os.path.join(tmp, name) for name in ("cache", "model", "store"))
 os.mkdir(cache)
 shutil.copytree(MODEL, model)
@@ -89,5 +88,4 @@ for turn in range(5):
 # Without a chat template an answer's last tokens are not always those of its text.
 check("a later turn computes what is behind the turn before, not an unfinished block", all(a <= b + 8 for a, b in computed), computed)
 check("status 0", server.stop() == 0)
-shutil.rmtree(tmp)
 end()

@@ -7,12 +7,11 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 
 from ports import free_port
 from serve_client import Server, until
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 NAMES = ("one", "two", "three")
@@ -188,12 +187,11 @@ def fleet(kind, *tests):
         s.kill()
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-routing.")
+tmp = scratch("routing")
 for program in ("haproxy", "nginx"):
     check(f"{program} is installed (tools/setup.sh --test)", shutil.which(program) is not None)
     if shutil.which(program) is not None:
         fleet(program, test_affinity, test_drain)
         fleet(program, test_kill)
         fleet(program, test_kept)
-shutil.rmtree(tmp)
 end()

@@ -9,9 +9,8 @@ import os
 import subprocess
 import tempfile
 
-from tap import check, end, equal, skip
+from tap import HC, check, end, equal, skip
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 SUITE = os.environ.get("SCHEMA_SUITE", ".venv/schema-suite")
 # Formats are enforced here, where format.json takes them for annotations; optional/format judges them. The keys of a
 # const have one order, and no number is spelled with an exponent or beyond 2^53 with a point. Leap seconds are those

@@ -7,16 +7,15 @@ import os
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 
 from plain_model import write_plain_model
 from serve_client import MODEL, SAVING, Server, Stream, post_bytes, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-serve.")
+tmp = scratch("serve")
 DEMO = "models/demo"
 LONG = ("Once upon a time, there was a little girl named Lily. She loved to play outside in the park with her friends "
         "and her dog. One day she found a big red ball and she wanted to play with it all day long until it got dark. ")
@@ -534,6 +533,5 @@ try:
     test_ends()
 except Exception as e:  # noqa: BLE001
     check(repr(e), False)
-shutil.rmtree(tmp, ignore_errors=True)
 print(f"# {time.time() - started:.1f} s")
 end()

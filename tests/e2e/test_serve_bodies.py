@@ -21,28 +21,23 @@ def filled(before, piece, after, n=None):
     return (before + ",".join([piece] * k) + after).encode()
 
 
-def memory(s, name):
-    with open(f"/proc/{s.p.pid}/status") as f:
-        return next(int(x.split()[1]) / 1024 for x in f if x.startswith(name))
-
-
 def costs(s, path, body, n):
     """Sends n requests with this body at once. Returns (statuses, growth of the peak memory in
     MiB)."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
         f.write("5")  # resets VmHWM
-    before, out = memory(s, "VmRSS"), []
+    before, out = s.memory("VmRSS") / MIB, []
     threads = [threading.Thread(target=lambda: out.append(s.post(path, body)[0])) for _ in range(n)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    return out, memory(s, "VmHWM") - before
+    return out, s.memory("VmHWM") / MIB - before
 
 
 def test_memory(s):
     s.post("/v1/chat/completions", CHAT + '"user": "x"}')
-    before = memory(s, "VmRSS")
+    before = s.memory("VmRSS") / MIB
     for name, path, want, body in [
             ("user", "/v1/chat/completions", 200, filled(CHAT + '"user": [', "{}", "]}")),
             ("user, nested", "/v1/chat/completions", 200, filled(CHAT + '"user": [', '[[{"a":[[]]}]]', "]}")),
@@ -72,7 +67,7 @@ def test_memory(s):
                 check(f"{n} x {name}: at most 4 times the body", peak <= 4 * n * BODY / MIB + FREE, f"{peak:.0f} MiB")
     check("all of it is given back to the count", until(lambda: s.metric("hcache_http_body_bytes") == 0))
     if not SANITIZED:
-        check("and to the system", until(lambda: memory(s, "VmRSS") - before < FREE), memory(s, "VmRSS") - before)
+        check("and to the system", until(lambda: s.memory("VmRSS") / MIB - before < FREE), s.memory("VmRSS") / MIB - before)
     status, _, r = s.post("/v1/chat/completions", CHAT + '"user": [1, 2,, 3]}')
     check("an ignored field must be JSON", status == 400 and "body" in r["error"]["message"], r)
     status, _, r = s.post("/v1/completions", {"prompt": [1] * 1000, "max_tokens": 1, "user": {"a": [{}] * 1000}})

@@ -1,11 +1,9 @@
 """Requests that `hcache serve` refuses. The errors have the format of the API and the words that
 clients look for."""
 import os
-import shutil
-import tempfile
 
 from serve_client import Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 KEY = {"Authorization": "Bearer sesame"}
@@ -122,7 +120,7 @@ def test_forms(s):
     equal("a right one: 200", status, 200)
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-faults.")
+tmp = scratch("faults")
 server = Server(MODEL, "--store", os.path.join(tmp, "s"), "--max-queue", "2", "--max-body", "60K", "--api-key", "sesame",
                 "--no-any-model")
 test_max_tokens(server)
@@ -133,5 +131,4 @@ test_ignored(server)
 test_miss(server)
 test_forms(server)
 server.stop()
-shutil.rmtree(tmp)
 end()

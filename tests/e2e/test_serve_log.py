@@ -2,12 +2,10 @@
 data."""
 import os
 import re
-import shutil
-import tempfile
 import urllib.request
 
 from serve_client import SAVING, Server, Stream, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 SECRET = "Kedazar sang of the sea"
@@ -24,7 +22,7 @@ def logged(name, s, pattern):
     check(f"{name}: one line", until(lambda: len(lines(s, pattern)) == 1), (pattern, s.log[-12:]))
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-log.")
+tmp = scratch("log")
 store = os.path.join(tmp, "s")
 s = Server(MODEL, *SAVING, "--no-reuse", "--store", store, "--api-key", "sesame", "--host", "localhost,127.0.0.2", "-v")
 check("two addresses", any(f"ready at http://localhost:{s.port}, http://127.0.0.2:{s.port}\n" in line for line in s.log), s.log)
@@ -78,5 +76,4 @@ s = Server(MODEL)
 s.complete("x", max_tokens=2)
 s.stop()
 check("without -v requests are not logged", not lines(s, "POST"), s.log)
-shutil.rmtree(tmp)
 end()

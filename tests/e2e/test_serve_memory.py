@@ -5,23 +5,17 @@ import json
 import os
 import resource
 import shutil
-import tempfile
 import threading
 
 from serve_client import SANITIZED, Server, until
-from tap import check, end, equal, skip
+from tap import check, end, equal, scratch, skip
 
 MIB = 1 << 20
 
 
-def memory(s, name):
-    with open(f"/proc/{s.p.pid}/status") as f:
-        return next(int(x.split()[1]) * 1024 for x in f if x.startswith(name))
-
-
 def limit(s, room):
     """Limits the growth of the server's address space to `room` bytes; None removes the limit."""
-    most = resource.RLIM_INFINITY if room is None else memory(s, "VmSize") + room
+    most = resource.RLIM_INFINITY if room is None else s.memory("VmSize") + room
     resource.prlimit(s.p.pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
 
 
@@ -106,9 +100,9 @@ def peak_of(s, ask):
     """Returns (the result of ask, the growth of the peak memory in bytes)."""
     with open(f"/proc/{s.p.pid}/clear_refs", "w") as f:
         f.write("5")  # resets VmHWM
-    before = memory(s, "VmRSS")
+    before = s.memory("VmRSS")
     out = ask()
-    return out, memory(s, "VmHWM") - before
+    return out, s.memory("VmHWM") - before
 
 
 def at_most_4_times(name, peak, n_bytes, room=8):
@@ -180,22 +174,19 @@ def test_kept():
 def test_idle():
     """Thread-local memory, the reserve, and rotations of positions that no row has used take no pages."""
     s = Server("synth:tiny-gqa", "--max-context", "131072")
-    used = memory(s, "RssAnon") / MIB
+    used = s.memory("RssAnon") / MIB
     check(f"an idle server of a tiny model takes at most 9 MiB: {used:.1f}", used <= 9)
     s.stop()
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-memory.")
-try:
-    folder = shutil.copytree("models/demo", os.path.join(tmp, "m"))
-    if SANITIZED:
-        skip("a server with bounded address space", "sanitizers reserve terabytes of it")
-    else:
-        test_idle()
-        test_limited(folder)
-    test_fitting(folder)
-    test_logprobs()
-    test_kept()
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
+tmp = scratch("memory")
+folder = shutil.copytree("models/demo", os.path.join(tmp, "m"))
+if SANITIZED:
+    skip("a server with bounded address space", "sanitizers reserve terabytes of it")
+else:
+    test_idle()
+    test_limited(folder)
+test_fitting(folder)
+test_logprobs()
+test_kept()
 end()

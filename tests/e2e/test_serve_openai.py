@@ -2,12 +2,10 @@
 
 It runs in .venv/, which `tools/setup.sh --clients` makes; without it this test is skipped."""
 import os
-import shutil
 import sys
-import tempfile
 
 from serve_client import MODEL, SAVING, Server
-from tap import PATIENCE, check, end, in_venv, raises
+from tap import PATIENCE, check, end, in_venv, raises, scratch
 
 openai, = in_venv("openai")
 
@@ -119,7 +117,7 @@ def run(server):
     check("AuthenticationError", raises(openai.AuthenticationError, bad.models.list) is not None)
 
 
-store = tempfile.mkdtemp(prefix="hcache-openai.")
+store = scratch("openai")
 
 
 def start(*options):
@@ -138,5 +136,4 @@ try:
 except Exception as e:  # noqa: BLE001
     check(repr(e), False, "".join(server.log))
 check("the server stops with status 0", server.stop() == 0)
-shutil.rmtree(store, ignore_errors=True)
 end()

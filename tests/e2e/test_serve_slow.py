@@ -2,18 +2,16 @@
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 from serve_client import HC, Server, Stream, until  # noqa: E402
-from tap import check, end, equal  # noqa: E402
+from tap import check, end, equal, scratch  # noqa: E402
 
-tmp = tempfile.mkdtemp(prefix="hcache-slow.")
+tmp = scratch("slow")
 packed = os.path.join(tmp, "demo.packed")
 subprocess.run([HC, "model", "pack", "models/demo", "--out", packed], check=True, stdout=subprocess.DEVNULL)
 server = Server(packed, "--weights-memory", "0%", "--max-sequences", "1", "--keep-alive", "1", "--drain", "0",
@@ -66,5 +64,4 @@ def is_dropped():
 check("one that reads a byte now and then is dropped", until(is_dropped), server.metric("hcache_http_connections"))
 slow.close()
 equal("and the server goes on", server.stop(), 0)
-shutil.rmtree(tmp, ignore_errors=True)
 end()

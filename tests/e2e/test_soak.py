@@ -8,13 +8,11 @@ import hashlib
 import json
 import os
 import random
-import shutil
-import tempfile
 import threading
 import time
 
 from serve_client import SAVING, Server, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 SECONDS = float(os.environ.get("SOAK_SECONDS", "0"))
@@ -101,7 +99,7 @@ class Soak:
         return all(now) and self.erased > 0 and self.restarts > 0
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-soak.")
+tmp = scratch("soak")
 soak = Soak(os.path.join(tmp, "store"))
 begin = time.time()
 
@@ -130,5 +128,4 @@ if out:
         f.write(f"answers from memory, disk and both: {soak.asked}\nwrong bytes served: {len(soak.wrong)}\n")
 soak.server.stop()
 soak.reference.stop()
-shutil.rmtree(tmp)
 end()

@@ -2,13 +2,11 @@
 
 They run in .venv/, which `tools/setup.sh --clients` (or --dev) makes; without it this test is skipped."""
 import os
-import shutil
 import sys
-import tempfile
 
 import scripted_model
 from serve_client import Server
-from tap import PATIENCE, check, end, in_venv, raises
+from tap import PATIENCE, check, end, in_venv, raises, scratch
 
 anthropic, openai = in_venv("anthropic", "openai")
 
@@ -172,8 +170,7 @@ def serve_and_run(store, model, name, *runs):
     check("the server stops with status 0", server.stop() == 0)
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-clients.")
+tmp = scratch("clients")
 serve_and_run(os.path.join(tmp, "s"), MODEL, "demo", (run_openai, 0), (run_anthropic, 1))
 serve_and_run(os.path.join(tmp, "t"), scripted_model.make(os.path.join(tmp, "scripted")), "scripted", (run_tools, 0, 1))
-shutil.rmtree(tmp, ignore_errors=True)
 end()

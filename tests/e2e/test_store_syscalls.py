@@ -12,14 +12,12 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 
 from disks import can, mounted
-from tap import PATIENCE, check, end, skip
+from tap import HC, PATIENCE, check, end, scratch, skip
 
-HC = os.path.abspath(os.path.join(os.environ["HCACHE_BUILD"], "hcache"))
 N_CASES = int(os.environ.get("SYSCALL_CASES", "5"))
-tmp = os.path.realpath(tempfile.mkdtemp(prefix="hcache-syscalls."))
+tmp = scratch("syscalls")
 n_injected = 0
 
 # System call, error, and which of the calls on the store's files fail: "2" is the second, "2+" the
@@ -154,22 +152,19 @@ def read_only(at):
     check("writable again: all is there", r is not None and same(r, want_old) and r["cached_tokens"] >= 128, r)
 
 
-try:
-    has_ring = "io_uring is not available" not in run(command(OLD, os.path.join(tmp, "first")))[0].stderr
-    if shutil.which("strace") is None:
-        check("strace is here (tools/setup.sh installs it)", False)
-    elif can(["strace", "-o", "/dev/null", "true"]):
-        for c in PATH_CASES[:N_CASES] + (RING_CASES[:N_CASES] if has_ring else []):
-            injected(c)
-        if not has_ring:
-            skip("failing calls of io_uring", "this machine does not let programs use it")
-    else:
-        skip("failing system calls", "strace cannot trace here")
-    mounted(tmp, "size=800k", full, "a full disk")
-    mounted(tmp, "size=6m", full_under_cap, "a full disk under the cap")
-    mounted(tmp, "size=64m", read_only, "a read-only file system")
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
+has_ring = "io_uring is not available" not in run(command(OLD, os.path.join(tmp, "first")))[0].stderr
+if shutil.which("strace") is None:
+    check("strace is here (tools/setup.sh installs it)", False)
+elif can(["strace", "-o", "/dev/null", "true"]):
+    for c in PATH_CASES[:N_CASES] + (RING_CASES[:N_CASES] if has_ring else []):
+        injected(c)
+    if not has_ring:
+        skip("failing calls of io_uring", "this machine does not let programs use it")
+else:
+    skip("failing system calls", "strace cannot trace here")
+mounted(tmp, "size=800k", full, "a full disk")
+mounted(tmp, "size=6m", full_under_cap, "a full disk under the cap")
+mounted(tmp, "size=64m", read_only, "a read-only file system")
 if os.environ.get("HCACHE_CAMPAIGN_OUT"):
     with open(os.environ["HCACHE_CAMPAIGN_OUT"], "w") as f:
         f.write(f"system calls made to fail: {n_injected}\n")

@@ -2,13 +2,11 @@
 import json
 import os
 import re
-import shutil
 import subprocess
-import tempfile
 
 from scripted_model import write_script
 from serve_client import HC, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 QWEN_XML = ("{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content or '' }}"
             "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n<function=' + c.function.name + '>\\n' }}"
@@ -55,7 +53,7 @@ MESSAGE_TOOLS = [{"name": n, "input_schema": p} for n, p in TOOLS]
 USER = [{"role": "user", "content": "go"}]
 DOG = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 30}},
        "required": ["name", "age"], "additionalProperties": False}
-tmp = tempfile.mkdtemp(prefix="structured")
+tmp = scratch("structured")
 
 
 def post(s, path, **body):
@@ -233,5 +231,4 @@ check("required: a template without tools calls, too", len(calls_of(c)) == 1 and
 c = chat(s, tools=CHAT_TOOLS, **ANY_DOG)
 check("and a model that calls nothing answers in the form", is_dog(c["message"]["content"]), c)
 equal("status 0", s.stop(), 0)
-shutil.rmtree(tmp)
 end()

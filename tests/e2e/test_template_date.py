@@ -2,16 +2,14 @@
 midnight and restarts; other requests see today's, a fixed one, or the one with the longest match."""
 import json
 import os
-import shutil
 import sqlite3
 import subprocess
-import tempfile
 
 import scripted_model
 from serve_client import HC, SAVING, Server
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
-tmp = tempfile.mkdtemp(prefix="hcache-dates.")
+tmp = scratch("dates")
 # The time zone moves the local date: UTC-12 and UTC+14 differ by more than a day at any moment.
 EARLY, LATE = {"TZ": "AAA12"}, {"TZ": "BBB-14"}
 TEMPLATE = ("{{ '<|s|>system\n' }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}"
@@ -130,5 +128,4 @@ def test_ingest():
 test_kept()
 test_sticky()
 test_ingest()
-shutil.rmtree(tmp, ignore_errors=True)
 end()

@@ -1,10 +1,8 @@
 """An API key sees no counters of other keys, unless it is an administrator's, and no turns of them."""
 import os
-import shutil
-import tempfile
 
 from serve_client import SAVING, Server, Stream, until
-from tap import check, end, equal
+from tap import check, end, equal, scratch
 
 MODEL = "models/demo"
 LONG = "Tell me about the little bird who lived in the tall green tree and sang every morning. " * 4
@@ -120,7 +118,7 @@ def test_documented(s):
     equal("every metric of a key is in docs/SERVER.md", sorted(n for n in names if f"`{n}" not in documented), [])
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-tenants.")
+tmp = scratch("tenants")
 keys = os.path.join(tmp, "admins")
 with open(keys, "w") as f:
     f.write("boss\n")
@@ -140,5 +138,4 @@ server.stop()
 server = Server(MODEL, "--admin-key", "root")
 equal("an administrator's key alone closes the server", server.request("GET", "/v1/models")[0], 401)
 server.stop()
-shutil.rmtree(tmp)
 end()

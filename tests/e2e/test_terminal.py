@@ -5,19 +5,17 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
-import tempfile
 import termios
 import time
 
 from plain_model import write_plain_model
 from serve_client import HC, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
-tmp = tempfile.mkdtemp(prefix="hcache-terminal.")
+tmp = scratch("terminal")
 os.environ["XDG_STATE_HOME"] = os.path.join(tmp, "state")  # not the user's own history
 HISTORY = os.path.join(tmp, "state", "hcache", "history")
 
@@ -408,19 +406,16 @@ def test_full():
     equal("status 0 at the end", t.end(), 0)
 
 
-try:
-    test_template()
-    test_lines()
-    test_terminal()
-    test_kept()
-    test_paste()
-    test_stop()
-    test_stop_while_reading()
-    test_full()
-    test_history()
-    test_remote()
-    test_remote_bounds()
-    test_retry()
-finally:
-    shutil.rmtree(tmp, ignore_errors=True)
+test_template()
+test_lines()
+test_terminal()
+test_kept()
+test_paste()
+test_stop()
+test_stop_while_reading()
+test_full()
+test_history()
+test_remote()
+test_remote_bounds()
+test_retry()
 end()

@@ -3,12 +3,10 @@
 JSON writes a zero byte as \\u0000, a URL as %00.  Two requests that differ only after a zero byte
 are different requests."""
 import os
-import shutil
 import subprocess
-import tempfile
 
 from serve_client import HC, Server
-from tap import PATIENCE, check, end, equal
+from tap import PATIENCE, check, end, equal, scratch
 
 MODEL = "models/demo"
 CUT = "Hello\0"
@@ -127,11 +125,10 @@ def test_terminal(tmp):
     s.stop()
 
 
-tmp = tempfile.mkdtemp(prefix="hcache-zero.")
+tmp = scratch("zero")
 server = Server(MODEL, "--store", os.path.join(tmp, "s"))
 test_prompts(server)
 test_names(server, *test_kept(server))
 server.stop()
 test_terminal(tmp)
-shutil.rmtree(tmp)
 end()

@@ -1,5 +1,5 @@
-/* test_stream.c - layers that pass through a ring compute the same as resident ones; disk faults
- * never become output. */
+/* test_stream.c - layers that pass through a ring, and experts through a cache, compute the same
+ * as resident ones; disk faults never become output. */
 #include "tests/unit.h"
 #include <math.h>
 
@@ -44,7 +44,8 @@ static int share(void *arg, const struct model *m, const struct weights_sizes *z
 {
     struct lab *lab = arg;
     (void)err;
-    assert_int_equal(z->n_layers, m->cfg.n_layers);
+    int n_experts = (m->cfg.n_layers - m->cfg.n_dense_layers) * m->cfg.n_experts;
+    assert_int_equal(z->n_units, n_experts > 0 ? n_experts : m->cfg.n_layers);
     lab->sizes = *z;
     *n_resident = lab->n_resident;
     return 0;
@@ -129,13 +130,13 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pack(cases[i].model, cases[i].weights, path);
         learn_wanted(path, cases[i].memory);
-        int n_layers = lab.sizes.n_layers;
+        int n_layers = lab.sizes.n_units;
         for (int n = n_layers - 1; n >= 0; n = n > 0 ? n / 2 : -1) {
             lab_open(&lab, path, cases[i].memory, n, NULL, 0);
             assert_int_equal(stats_of(&lab).n_streamed, n_layers - n);
             /* Layers of this model differ in size, so the computed size is an upper bound. */
             int n_held = n < n_layers ? n + lab.sizes.n_slots : n_layers;
-            uint64_t bytes = lab.sizes.kept + (uint64_t)n_held * lab.sizes.layer;
+            uint64_t bytes = lab.sizes.kept + (uint64_t)n_held * lab.sizes.unit;
             bool differs = strstr(cases[i].model, ".gguf") != NULL;
             assert_true(differs ? lab.t.m->w.bytes <= bytes : lab.t.m->w.bytes == bytes);
             expect_logits(&lab, want);
@@ -194,6 +195,38 @@ static void the_next_pass_is_read_ahead(void **state)
     assert_true(s.disk_bytes_per_s > 0 &&
                 fabs((double)s.ahead_ns * 1e-9 / ahead_s - 1) < 0.01);
     solo_close(&lab.t);
+}
+
+/* The same with experts: with a cache of the fewest, of a third and of all but few of them, on
+ * prompts and on single tokens. Passes read less than all experts as soon as some stay. */
+static void experts_from_the_disk_have_the_bits_of_resident_ones(void **state)
+{
+    static const char *const models[] = {
+        "qwen3-moe",   "mixtral",  "gpt-oss",     "gpt-oss-mxfp4", "gemma4-moe",
+        "deepseek-v2", "glm4-moe", "qwen3.5-moe", "granite-h",
+    };
+    char path[PATH_MAX], source[PATH_MAX];
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        snprintf(source, sizeof source, "tests/model/golden/families/%s", models[i]);
+        pack(source, NULL, path);
+        learn_wanted(path, UNIFIED);
+        int n_all = lab.sizes.n_units, most = n_all - lab.sizes.n_slots;
+        const int kept[] = {0, most / 3, most};
+        uint64_t before = UINT64_MAX;
+        for (int k = 0; k < 3; k++) {
+            lab_open(&lab, path, UNIFIED, kept[k], NULL, 0);
+            uint64_t held = (uint64_t)(kept[k] + lab.sizes.n_slots);
+            assert_int_equal(lab.t.m->w.bytes, lab.sizes.kept + held * lab.sizes.unit);
+            expect_logits(&lab, want);
+            struct weights_stream_stats s = stats_of(&lab);
+            assert_int_equal(s.n_failed, 0);
+            assert_true(s.read_bytes <= before && s.read_bytes % 4096 == 0);
+            before = s.read_bytes;
+            solo_close(&lab.t);
+        }
+        /* Each once, of those that the texts use. */
+        assert_in_range(before, 1, (uint64_t)n_all * lab.sizes.unit);
+    }
 }
 
 /* --- what a source lends and counts ----------------------------------------------------------- */
@@ -263,7 +296,7 @@ static void copies_from_host_memory_are_counted(void **state)
         struct weights_stream_stats s = stats_of(&lab);
         assert_int_equal(s.n_layers, 4);
         assert_int_equal(s.n_streamed, known[i].n_streamed);
-        assert_int_equal(s.layer_bytes, lab.sizes.layer);
+        assert_int_equal(s.layer_bytes, lab.sizes.unit);
         assert_int_equal(s.read_bytes, 0);
         for (int pass = 0; pass < 3; pass++) {
             assert_int_equal(solo_try(&lab.t, lab.ids + pass, 1, NULL, NULL), 0);
@@ -348,8 +381,8 @@ static void sizes_are_those_of_the_parts(void **state)
         }
         lab_open(&lab, path, memory, 1, NULL, 0);
         assert_int_equal(lab.sizes.kept, kept);
-        assert_int_equal(lab.sizes.layer, layer);
-        assert_int_equal(lab.sizes.n_layers, f.n_layers);
+        assert_int_equal(lab.sizes.unit, layer);
+        assert_int_equal(lab.sizes.n_units, f.n_layers);
         assert_int_equal(lab.sizes.n_slots, 2);
         assert_int_equal(lab.t.m->w.bytes,
                          kept + 2 * layer + f.parts[pack_streamed_part(0)].bytes);
@@ -473,12 +506,17 @@ static void keys_and_values_need_no_stream(void **state)
     close_on_sim();
 }
 
-static uint64_t place_in_layer(const char *path, int l)
+/* Layers pass through a ring; experts through a cache. */
+static const char *const sources[] = {"synth:tiny-mha",
+                                      "tests/model/golden/families/qwen3-moe"};
+enum { N_SOURCES = sizeof sources / sizeof sources[0] };
+
+static uint64_t place_in_part(const char *path, size_t part)
 {
     struct pack_file f;
     struct err err = {0};
     assert_int_equal(pack_file_open(&f, path, &err), 0);
-    const struct pack_part *p = &f.parts[pack_streamed_part(l)];
+    const struct pack_part *p = &f.parts[part];
     uint64_t at = p->at + p->bytes / 2;
     pack_file_close(&f);
     return at;
@@ -489,24 +527,29 @@ static uint64_t place_in_layer(const char *path, int l)
 static void a_flipped_bit_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
-    pack("synth:tiny-mha", NULL, path);
-    learn_wanted(path, 1);
-    uint64_t at = place_in_layer(path, 3);
-    open_on_sim(path, 1, EVER); /* layer 0 stays resident */
-    expect_logits(&lab, want);
-    assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
-    for (int i = 0; i < 3; i++) {
-        memset(lab.logits, 0, sizeof lab.logits);
-        int rc = feed(&lab);
-        assert_int_equal(rc, ERR_CORRUPT);
+    for (int k = 0; k < N_SOURCES; k++) {
+        pack(sources[k], NULL, path);
+        learn_wanted(path, 1);
+        const struct model_config *c = &lab.t.m->cfg;
+        bool experts = c->n_experts > 0;
+        uint64_t at = place_in_part(path, experts ? pack_expert_part(c, 1, 0)
+                                                  : pack_streamed_part(3));
+        open_on_sim(path, experts ? 0 : 1, EVER); /* layer 0 stays resident */
+        expect_logits(&lab, want);
+        assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
+        for (int i = 0; i < 3; i++) {
+            memset(lab.logits, 0, sizeof lab.logits);
+            int rc = feed(&lab);
+            assert_int_equal(rc, ERR_CORRUPT);
+        }
+        assert_non_null(strstr(stats_of(&lab).fault, "damaged at byte"));
+        assert_non_null(strstr(stats_of(&lab).fault, path));
+        assert_true(stats_of(&lab).n_failed >= 3);
+        assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
+        expect_logits(&lab, want);
+        assert_string_equal(stats_of(&lab).fault, ""); /* a success ends the fault */
+        close_on_sim();
     }
-    assert_non_null(strstr(stats_of(&lab).fault, "damaged at byte"));
-    assert_non_null(strstr(stats_of(&lab).fault, path));
-    assert_true(stats_of(&lab).n_failed >= 3);
-    assert_int_equal(io_sim_flip(sim, path, at, 3), 0);
-    expect_logits(&lab, want);
-    assert_string_equal(stats_of(&lab).fault, ""); /* a success ends the fault */
-    close_on_sim();
 }
 
 static void flip_byte(const char *path, uint64_t at)
@@ -560,16 +603,19 @@ static void a_damaged_part_ends_the_opening(void **state)
 static void a_bad_transfer_is_read_again(void **state)
 {
     char path[PATH_MAX];
-    pack("synth:tiny-mha", NULL, path);
-    learn_wanted(path, 1);
-    open_on_sim(path, 0, EVER);
-    io_sim_fault_add(
-        sim, &(struct io_sim_fault){
-                 .kind = IO_SIM_READ_FLIP, .on = IO_SIM_ON_READ, .skip = 1, .count = 1});
-    expect_logits(&lab, want);
-    assert_int_equal(io_sim_fault_count(sim, IO_SIM_READ_FLIP, 0), 1);
-    assert_int_equal(stats_of(&lab).n_failed, 0);
-    close_on_sim();
+    for (int k = 0; k < N_SOURCES; k++) {
+        pack(sources[k], NULL, path);
+        learn_wanted(path, 1);
+        open_on_sim(path, 0, EVER);
+        io_sim_fault_add(sim, &(struct io_sim_fault){.kind = IO_SIM_READ_FLIP,
+                                                     .on = IO_SIM_ON_READ,
+                                                     .skip = 1,
+                                                     .count = 1});
+        expect_logits(&lab, want);
+        assert_int_equal(io_sim_fault_count(sim, IO_SIM_READ_FLIP, 0), 1);
+        assert_int_equal(stats_of(&lab).n_failed, 0);
+        close_on_sim();
+    }
 }
 
 /* A disk that fails reads fails the pass with the disk's code. When reads succeed again, so does
@@ -577,17 +623,19 @@ static void a_bad_transfer_is_read_again(void **state)
 static void a_disk_that_ends_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
-    pack("synth:tiny-mha", NULL, path);
-    learn_wanted(path, 1);
-    open_on_sim(path, 0, EVER);
-    expect_logits(&lab, want);
-    io_sim_fault_add(sim,
-                     &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
-    assert_int_equal(feed(&lab), -EIO);
-    assert_int_equal(feed(&lab), -EIO);
-    io_sim_fault_clear(sim);
-    expect_logits(&lab, want);
-    close_on_sim();
+    for (int k = 0; k < N_SOURCES; k++) {
+        pack(sources[k], NULL, path);
+        learn_wanted(path, 1);
+        open_on_sim(path, 0, EVER);
+        expect_logits(&lab, want);
+        io_sim_fault_add(sim,
+                         &(struct io_sim_fault){.kind = IO_SIM_FAIL, .on = IO_SIM_ON_READ});
+        assert_int_equal(feed(&lab), -EIO);
+        assert_int_equal(feed(&lab), -EIO);
+        io_sim_fault_clear(sim);
+        expect_logits(&lab, want);
+        close_on_sim();
+    }
 }
 
 /* A disk that hangs fails the pass after its time limit. When the disk answers again, passes
@@ -596,26 +644,28 @@ static void a_disk_that_hangs_fails_the_pass(void **state)
 {
     char path[PATH_MAX];
     int rc;
-    pack("synth:tiny-mha", NULL, path);
-    learn_wanted(path, 1);
-    open_on_sim(path, 0, (int64_t)100 * 1000000);
-    io_sim_fault_add(sim,
-                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
-    /* passes may succeed while the ring has layers that were read before the fault */
-    while ((rc = feed(&lab)) == 0)
-        ;
-    assert_int_equal(rc, -ETIMEDOUT);
-    assert_int_equal(feed(&lab), -ETIMEDOUT);
-    assert_non_null(strstr(stats_of(&lab).fault, "does not answer"));
-    assert_true(stats_of(&lab).n_failed >= 1);
-    io_sim_fault_clear(sim);
-    io_sim_unstick(sim);
-    while ((rc = feed(&lab)) == -ETIMEDOUT)
-        ; /* a machine that stalls may take longer than the limit of 100 ms */
-    assert_int_equal(rc, 0);
-    assert_memory_equal(lab.logits, want,
-                        sizeof(float) * (size_t)(N * lab.t.m->cfg.vocab_size));
-    close_on_sim();
+    for (int k = 0; k < N_SOURCES; k++) {
+        pack(sources[k], NULL, path);
+        learn_wanted(path, 1);
+        open_on_sim(path, 0, (int64_t)100 * 1000000);
+        io_sim_fault_add(
+            sim, &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+        /* passes may succeed while the ring has layers that were read before the fault */
+        while ((rc = feed(&lab)) == 0)
+            ;
+        assert_int_equal(rc, -ETIMEDOUT);
+        assert_int_equal(feed(&lab), -ETIMEDOUT);
+        assert_non_null(strstr(stats_of(&lab).fault, "does not answer"));
+        assert_true(stats_of(&lab).n_failed >= 1);
+        io_sim_fault_clear(sim);
+        io_sim_unstick(sim);
+        while ((rc = feed(&lab)) == -ETIMEDOUT)
+            ; /* a machine that stalls may take longer than the limit of 100 ms */
+        assert_int_equal(rc, 0);
+        assert_memory_equal(lab.logits, want,
+                            sizeof(float) * (size_t)(N * lab.t.m->cfg.vocab_size));
+        close_on_sim();
+    }
 }
 
 static void *pass_in_thread(void *arg)
@@ -630,23 +680,25 @@ static void a_stop_ends_a_pass_that_waits(void **state)
     char path[PATH_MAX];
     pthread_t thread;
     int rc = 0;
-    pack("synth:tiny-mha", NULL, path);
-    open_on_sim(path, 0, EVER);
-    io_sim_fault_add(sim,
-                     &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
-    assert_int_equal(pthread_create(&thread, NULL, pass_in_thread, &rc), 0);
-    while (io_sim_fault_hits(sim) == 0)
-        usleep(1000);
-    weights_stop(&lab.t.m->w, true);
-    assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_int_equal(rc, ERR_CANCELLED);
-    assert_int_equal(feed(&lab), ERR_CANCELLED);
-    /* Passes run again when allowed, on a disk that answers. */
-    io_sim_fault_clear(sim);
-    io_sim_unstick(sim);
-    weights_stop(&lab.t.m->w, false);
-    assert_int_equal(feed(&lab), 0);
-    close_on_sim();
+    for (int k = 0; k < N_SOURCES; k++) {
+        pack(sources[k], NULL, path);
+        open_on_sim(path, 0, EVER);
+        io_sim_fault_add(
+            sim, &(struct io_sim_fault){.kind = IO_SIM_STUCK, .on = IO_SIM_ON_READ});
+        assert_int_equal(pthread_create(&thread, NULL, pass_in_thread, &rc), 0);
+        while (io_sim_fault_hits(sim) == 0)
+            usleep(1000);
+        weights_stop(&lab.t.m->w, true);
+        assert_int_equal(pthread_join(thread, NULL), 0);
+        assert_int_equal(rc, ERR_CANCELLED);
+        assert_int_equal(feed(&lab), ERR_CANCELLED);
+        /* Passes run again when allowed, on a disk that answers. */
+        io_sim_fault_clear(sim);
+        io_sim_unstick(sim);
+        weights_stop(&lab.t.m->w, false);
+        assert_int_equal(feed(&lab), 0);
+        close_on_sim();
+    }
 }
 
 /* A model can be closed while its disk does not answer. */
@@ -687,6 +739,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streamed_layers_have_the_bits_of_resident_ones),
+        cmocka_unit_test(experts_from_the_disk_have_the_bits_of_resident_ones),
         cmocka_unit_test(resident_layers_are_spread_evenly),
         cmocka_unit_test(the_next_pass_is_read_ahead),
         cmocka_unit_test(held_layers_stay_while_others_pass),
