@@ -29,6 +29,9 @@ int ranks_wanted(int argc, char **argv)
     return n <= HCACHE_MAX_DEVICES ? n : 1;
 }
 
+/* The code of a child that could not become mpirun, and has said so. */
+enum { NO_MPIRUN = 126 };
+
 /* Becomes mpirun. It ends with this process, so that no rank is left behind. A terminal's Ctrl-C
  * must not reach it, because it would kill the ranks; only `run` reads from a terminal. */
 static void become_mpirun(int n, char **argv, pid_t parent, const sigset_t *mask)
@@ -64,14 +67,23 @@ static void become_mpirun(int n, char **argv, pid_t parent, const sigset_t *mask
             "hcache: ranks and stages are processes that mpirun starts, and it cannot be "
             "run (%s): install openmpi-bin\n",
             strerror(errno));
-    _exit(1);
+    _exit(NO_MPIRUN);
 }
 
-/* Says which signal ended the job, because mpirun's own message is ten lines. */
-static int code_of(int status)
+/* Returns the job's code. Says which signal ended the job, because mpirun's own message is ten
+ * lines, and that mpirun has failed itself, because it is quiet (-q). */
+static int code_of(int status, bool had_processes, int n)
 {
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    if (code > 128)
+    if (code == NO_MPIRUN)
+        return 1;
+    if (code == 255 || (code != 0 && !had_processes))
+        fprintf(
+            stderr,
+            "hcache: mpirun could not start %d processes (code %d): \"mpirun -np %d true\" "
+            "says why; look for a host file or a scheduler that names other machines\n",
+            n, code, n);
+    else if (code > 128)
         fprintf(stderr,
                 "hcache: a process of the job was ended by signal %d (%s), and the others "
                 "with it; what was committed to the store is there at the next start\n",
@@ -114,15 +126,16 @@ static void count_children(pid_t of, int *n, int *n_running)
 /* mpirun may hang when all of its processes have ended: PMIx 4.2.2 waits for a lock in memory that
  * it has freed (once in 78 kills). So this process looks each LOOK_NS, and ends an mpirun that had
  * processes and has none that runs, MOST_LOOKS times in a row. */
-#define LOOK_NS    200000000
-#define MOST_LOOKS 50
+#define LOOK_NS    50000000
+#define MOST_LOOKS 200
 
 /* Waits for mpirun, and passes signals on. It ends its processes within a second of SIGTERM, but
- * passes PEERS_STOP on. Returns false if it has hung and was killed. */
-static bool await_mpirun(pid_t child, const sigset_t *set, int *status)
+ * passes PEERS_STOP on. Sets *had_processes to whether it has started any. Returns false if it has
+ * hung and was killed. */
+static bool await_mpirun(pid_t child, const sigset_t *set, int *status, bool *had_processes)
 {
-    bool had_processes = false;
     int n_looks = 0;
+    *had_processes = false;
     while (waitpid(child, status, WNOHANG) == 0) {
         int n, n_running,
             sig = sigtimedwait(set, NULL, &(struct timespec){.tv_nsec = LOOK_NS});
@@ -131,8 +144,8 @@ static bool await_mpirun(pid_t child, const sigset_t *set, int *status)
         if (sig > 0)
             continue;
         count_children(child, &n, &n_running);
-        had_processes = had_processes || n > 0;
-        n_looks = had_processes && n_running == 0 ? n_looks + 1 : 0;
+        *had_processes = *had_processes || n > 0;
+        n_looks = *had_processes && n_running == 0 ? n_looks + 1 : 0;
         if (n_looks < MOST_LOOKS)
             continue;
         (void)kill(child, SIGKILL);
@@ -146,6 +159,7 @@ int ranks_run(int n, char **argv)
 {
     struct err err = {0};
     sigset_t set, before;
+    bool had_processes;
     int status;
     if (peers_check(&err) != 0) {
         fprintf(stderr, "hcache: %s\n", err.msg);
@@ -164,8 +178,8 @@ int ranks_run(int n, char **argv)
         fprintf(stderr, "hcache: no process for mpirun: %s\n", strerror(errno));
         return 1;
     }
-    if (await_mpirun(child, &set, &status))
-        return code_of(status);
+    if (await_mpirun(child, &set, &status, &had_processes))
+        return code_of(status, had_processes, n);
     fprintf(stderr,
             "hcache: mpirun did not end with its processes, and was killed; what was "
             "committed to the store is there at the next start\n");

@@ -8,9 +8,11 @@ They answer the same new prompts by turns, in an order that changes by round, so
 pace of the machine is measured. Rounds in which other programs had more than 0.08 of a processor are left out. Figures are
 medians over rounds, and medians of paired ratios; answers that differ end the run. The goal of both ratios is 0.92."""
 import argparse
+import ctypes
 import json
 import os
 import random
+import signal
 import statistics
 import subprocess
 import sys
@@ -60,6 +62,11 @@ def ask(name, seed):
     return json.dumps(r["choices"][0]["logprobs"]), r["timings"]["prefill_ms"], r["timings"]["per_token_ms"], others
 
 
+def end_with_parent():
+    """A server ends with this program, however that ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
 def wait_for(name):
     for _ in range(600):
         try:
@@ -73,7 +80,7 @@ servers, rounds = [], []
 try:
     for name in FLAGS:
         command = [HC, "serve", a.model, "--port", str(PORTS[name]), "--speculate", "off", *FLAGS[name]]
-        servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        servers.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, preexec_fn=end_with_parent))
     for name in FLAGS:
         wait_for(name)
     for turn in range(a.rounds + 1):

@@ -182,8 +182,10 @@ static void *serve_files(void *unused)
         struct disk_answer a;
         void *data;
         memcpy(&c, message, sizeof c);
-        if (c.op == DISK_LEAVE) {
+        if (c.op == DISK_LEAVE || c.op == DISK_LIFE) {
             free(message);
+            if (c.op == DISK_LIFE)
+                continue;
             return NULL;
         }
         disk_run(disks_own_io(), &c, message + sizeof c, &a, &data);

@@ -21,6 +21,7 @@ enum { TAG_FILES = TAG_LAST + 1, TAG_PIECES, TAG_QUEUES, LAST_TAG_OF_QUEUES = 32
 
 enum disk_op {
     DISK_LEAVE, /* the thread ends */
+    DISK_LIFE,  /* process 0 lives; not answered */
     DISK_RATES, /* n: bytes/s of reads and of writes */
     DISK_OPEN,  /* n: flags, -; returns n: file, is direct, alignment of reads */
     DISK_CLOSE,

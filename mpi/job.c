@@ -9,6 +9,7 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,9 +17,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/minmax.h"
 #include "base/mem.h"
+#include "base/thread.h"
 #include "mpi/disks.h"
 #include "mpi/group_impl.h"
 #include "mpi/messages.h"
@@ -95,6 +98,51 @@ static int check_builds(int n, struct err *err)
     return 0;
 }
 
+/* Process 0 sends the others signs of life, eight in the time after which they take it for hanging.
+ * The lock protects is_on. */
+static struct life {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool is_on;
+} life = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void *send_life(void *unused)
+{
+    const struct disk_call sign = {.op = DISK_LIFE};
+    (void)unused;
+    pthread_mutex_lock(&life.lock);
+    while (life.is_on) {
+        for (int i = 1; i < n_processes; i++)
+            job_post(i, TAG_FILES, &sign, sizeof sign);
+        (void)clock_cond_wait(&life.changed, &life.lock, hang_s * 1000000000 / 8);
+    }
+    pthread_mutex_unlock(&life.lock);
+    return NULL;
+}
+
+/* Signals are for the threads that wait for them. */
+static void life_begin(void)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    clock_cond_init(&life.changed);
+    life.is_on = true;
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+    CHECK(thread_create(&life.thread, send_life, NULL) == 0);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void life_end(void)
+{
+    pthread_mutex_lock(&life.lock);
+    life.is_on = false;
+    pthread_cond_signal(&life.changed);
+    pthread_mutex_unlock(&life.lock);
+    (void)pthread_join(life.thread, NULL);
+    pthread_cond_destroy(&life.changed);
+}
+
 int job_join(int *index, int *n, struct err *err)
 {
     int provided;
@@ -111,10 +159,13 @@ int job_join(int *index, int *n, struct err *err)
     const char *bound = getenv("HCACHE_HANG_S");
     if (bound != NULL && strtol(bound, NULL, 10) > 0)
         hang_s = strtol(bound, NULL, 10);
-    return *n <= MOST_PROCESSES
-               ? check_builds(*n, err)
-               : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
-                         MOST_PROCESSES);
+    int rc = *n <= MOST_PROCESSES
+                 ? check_builds(*n, err)
+                 : err_set(err, ERR_USAGE, "%d processes: at most %d are allowed", *n,
+                           MOST_PROCESSES);
+    if (rc == 0 && self == 0)
+        life_begin();
+    return rc;
 }
 
 int job_self(void)
@@ -143,6 +194,25 @@ int job_tag(void)
     return TAG_FIRST + (int)(n % (TAG_LAST - TAG_FIRST));
 }
 
+/* A wait. A pause of this process counts as MOST_STEP_NS: others may have paused with it. */
+#define MOST_STEP_NS ((int64_t)500 * 1000 * 1000)
+struct wait {
+    int64_t last, waited_ns;
+};
+
+static struct wait wait_begin(void)
+{
+    return (struct wait){.last = clock_now_ns()};
+}
+
+static int64_t waited(struct wait *w)
+{
+    int64_t now = clock_now_ns();
+    w->waited_ns += MIN(now - w->last, MOST_STEP_NS);
+    w->last = now;
+    return w->waited_ns;
+}
+
 /* Ends the job if another process hangs: one that was waited for so long. */
 static void check_hang(int64_t waited_ns)
 {
@@ -159,14 +229,14 @@ static void check_hang(int64_t waited_ns)
 static void finish(MPI_Request *r, int n)
 {
     int is_done = 0;
-    int64_t t0 = clock_now_ns();
+    struct wait w = wait_begin();
     for (;;) {
         MPI_Testall(n, r, &is_done, MPI_STATUSES_IGNORE);
         if (is_done)
             return;
-        int64_t waited = clock_now_ns() - t0;
-        check_hang(waited);
-        if (waited > YIELD_NS)
+        int64_t waited_ns = waited(&w);
+        check_hang(waited_ns);
+        if (waited_ns > YIELD_NS)
             (void)sched_yield();
     }
 }
@@ -262,16 +332,18 @@ static MPI_Status await(int from, int tag)
 {
     MPI_Status status;
     int has_come = 0;
-    int64_t t0 = clock_now_ns();
+    struct wait w = wait_begin();
     for (;;) {
         MPI_Iprobe(from, tag, MPI_COMM_WORLD, &has_come, &status);
         if (has_come)
             break;
-        int64_t waited = clock_now_ns() - t0;
-        if (self == 0) /* for an answer; the others wait for work */
-            check_hang(waited);
-        if (waited > SPIN_NS)
-            nanosleep(&(struct timespec){.tv_nsec = MIN(waited / 16, MOST_SLEEP_NS)}, NULL);
+        int64_t waited_ns = waited(&w);
+        /* Process 0 waits for an answer. The others wait for work, but signs of life come, too. */
+        if (self == 0 || tag == TAG_FILES)
+            check_hang(waited_ns);
+        if (waited_ns > SPIN_NS)
+            nanosleep(&(struct timespec){.tv_nsec = MIN(waited_ns / 16, MOST_SLEEP_NS)},
+                      NULL);
     }
     return status;
 }
@@ -324,6 +396,8 @@ void job_gather(int first, int n, struct mat out, struct mat in)
 
 void job_leave(void)
 {
+    if (life.is_on)
+        life_end();
     disks_leave(n_processes);
     struct message end = {.c.kind = CALL_LEAVE};
     for (int i = 1; i < n_processes; i++)
