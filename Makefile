@@ -110,7 +110,7 @@ TEST_DIRS := $(if $(FOLDERS),$(FOLDERS:%=tests/%),tests/*)
 ALL_TEST_SRC := $(sort $(wildcard $(TEST_DIRS:%=%/test_*.c)))
 TEST_SRC := $(if $(EMULATED),$(ALL_TEST_SRC),$(filter-out %_emulated.c,$(ALL_TEST_SRC)))
 TEST_SRC := $(if $(FOLDERS),$(filter-out $(NEED_OTHERS),$(TEST_SRC)),$(TEST_SRC))
-TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,mpi/call.c mpi/group.c mpi/group_ops.c mpi/message.c mpi/peer.c mpi/rows.c mpi/serve.c $(wildcard apps/pack_write.c apps/talk.c apps/timeline*.c)))
+TESTLIB_SRC := $(sort $(filter-out $(ALL_TEST_SRC),$(wildcard $(TEST_DIRS:%=%/*.c))) $(if $(FOLDERS),,mpi/call.c mpi/group.c mpi/group_ops.c mpi/message.c mpi/peer.c mpi/rows.c mpi/serve.c $(wildcard apps/pack_head.c apps/pack_write.c apps/talk.c apps/timeline*.c)))
 
 OBJ      := $(SRC:%.c=$(B)/%.o)
 CUDA_OBJ := $(if $(filter 1,$(CUDA)),$(CUDA_SRC:%.c=$(B)/%.o) $(CUDA_KERNEL:%.cu=$(B)/%.o))

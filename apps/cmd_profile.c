@@ -18,6 +18,7 @@
 #include "build_id.h"
 #include "api/stack.h"
 #include "restore/profile.h"
+#include "sim/profile_overlap.h"
 #include "sim/profile_scratch.h"
 
 enum { CONTEXT = 8192 + 512 }; /* length of context up to which attention is measured */

@@ -16,6 +16,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "apps/pack_head.h"
 #include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
@@ -324,7 +325,7 @@ static void lay_out(struct packer *p)
         for (int e = 0; e < p->m->cfg.n_experts; e++)
             p->f.parts[pack_expert_part(&p->m->cfg, l, e)].bytes = im[IMAGE_EXPERT].bytes;
     }
-    pack_file_lay_out(&p->f);
+    pack_head_lay_out(&p->f);
     p->f.sums = xcalloc(p->f.n_sums + 1, sizeof *p->f.sums);
 }
 
@@ -350,7 +351,7 @@ static int publish(struct packer *p, const char *path)
     uint8_t *head;
     size_t n;
     p->f.hash = weights_digests_hash(&p->digests);
-    pack_file_encode(&p->f, (const char *const *)p->member_bytes, &head, &n);
+    pack_head_encode(&p->f, (const char *const *)p->member_bytes, &head, &n);
     CHECK(n == p->f.parts[0].at);
     int rc = write_at(p, head, n, 0);
     free(head);

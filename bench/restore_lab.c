@@ -13,6 +13,7 @@
 #include "base/rng.h"
 #include "restore/correction.h"
 #include "restore/profile.h"
+#include "sim/profile_overlap.h"
 #include "restore/save_policy.h"
 #include "sim/machines.h"
 #include "tensor/device.h"

@@ -5,7 +5,7 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/rng.h"
-#include "base/slots.h"
+#include "bpe/slots.h"
 #include "base/utf8.h"
 #include "bpe/bpe_bytes.h"
 

@@ -19,7 +19,7 @@
 #define BPE_TOKENIZER_JSON_H
 
 #include "base/err.h"
-#include "base/slots.h"
+#include "bpe/slots.h"
 
 #include <stdbool.h>
 #include <stddef.h>

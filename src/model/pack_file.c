@@ -11,42 +11,19 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "base/check.h"
 #include "base/file.h"
 #include "base/mem.h"
 #include "base/json.h"
-
-#define MAGIC "hcpacked"
-
-/* Byte offsets in the header. */
-enum {
-    H_MAGIC = 0,
-    H_VERSION = 8,
-    H_FILE_BYTES = 16,
-    H_TEXT_BYTES = 24,
-    H_TEXT_SUM = 32,
-    H_SUMS_AT = 40,
-    H_N_SUMS = 48,
-    H_SUMS_SUM = 56,
-    H_HASH = 64,
-    H_SUM = PACK_ALIGN - 8,
-    TEXT_AT = PACK_ALIGN,
-};
 
 #define TEXT_MAX_BYTES   ((uint64_t)64 << 20)
 #define MEMBER_MAX_BYTES ((uint64_t)1 << 30)
 enum { MAX_LAYERS = 1 << 16 };
 
-static uint64_t aligned(uint64_t n)
-{
-    return round_up(n, PACK_ALIGN);
-}
-
 /* --- reading ---------------------------------------------------------------------------------- */
 
 bool pack_file_is(const char *path)
 {
-    return file_begins(path, MAGIC, 8);
+    return file_begins(path, PACK_MAGIC, 8);
 }
 
 static int read_at(const struct pack_file *f, int fd, void *out, size_t n, uint64_t at,
@@ -164,12 +141,11 @@ static int read_dtype(const struct json *o, const char *key, enum dtype *out,
     return err_set(err, ERR_FORMAT, "'%s' is '%s'", key, name);
 }
 
-/* Keys for SLOT_WQ to SLOT_LAST_IN_BLOCKS. */
-static const char *const matrix_keys[] = {
+const char *const pack_matrix_keys[] = {
     "wq",         "wkv",       "wv",        "wo",          "up",       "down",
     "mix",        "mix_out",   "shared_up", "shared_down", "dense_up", "dense_down",
     "layer_gate", "layer_out", "wqa",       "wuk",         "wuv"};
-_Static_assert(sizeof matrix_keys / sizeof matrix_keys[0] ==
+_Static_assert(sizeof pack_matrix_keys / sizeof pack_matrix_keys[0] ==
                    SLOT_LAST_IN_BLOCKS - SLOT_WQ + 1,
                "each matrix has a key");
 
@@ -188,7 +164,7 @@ static int read_layer(struct pack_file *f, const struct json *of, int l, struct 
 {
     int rc = 0;
     for (enum slot s = SLOT_WQ; rc == 0 && s <= SLOT_LAST_IN_BLOCKS; s++) {
-        const char *key = matrix_keys[s - SLOT_WQ];
+        const char *key = pack_matrix_keys[s - SLOT_WQ];
         enum dtype *at = matrix_type_at(&f->matrices, l, s);
         if (s == SLOT_WV && json_member(of, key) == NULL)
             *at = *matrix_type_at(&f->matrices, l, SLOT_WKV);
@@ -260,28 +236,28 @@ int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct e
 static int check_header(struct pack_file *f, const uint8_t *h, uint64_t size,
                         struct err *err)
 {
-    if (memcmp(h, MAGIC, 8) != 0)
+    if (memcmp(h, PACK_MAGIC, 8) != 0)
         return err_set(err, ERR_FORMAT, "%s: not a packed model", f->path);
-    if (checksum64(h, H_SUM) != get_u64(h + H_SUM))
+    if (checksum64(h, PACK_H_SUM) != get_u64(h + PACK_H_SUM))
         return damaged(f, "its header", err);
-    if (get_u32(h + H_VERSION) < 1 || get_u32(h + H_VERSION) > PACK_VERSION)
+    if (get_u32(h + PACK_H_VERSION) < 1 || get_u32(h + PACK_H_VERSION) > PACK_VERSION)
         return err_set(err, ERR_UNSUPPORTED,
                        "%s: is a packed model of version %" PRIu32
                        ", and this program reads versions up to %d: pack the model again",
-                       f->path, get_u32(h + H_VERSION), PACK_VERSION);
-    f->file_bytes = get_u64(h + H_FILE_BYTES);
+                       f->path, get_u32(h + PACK_H_VERSION), PACK_VERSION);
+    f->file_bytes = get_u64(h + PACK_H_FILE_BYTES);
     if (size != f->file_bytes)
         return err_set(err, ERR_CORRUPT,
                        "%s: has %" PRIu64 " bytes, and its header says %" PRIu64
                        ": the file is cut short or changed; pack the model again",
                        f->path, size, f->file_bytes);
-    memcpy(f->hash.b, h + H_HASH, sizeof f->hash.b);
+    memcpy(f->hash.b, h + PACK_H_HASH, sizeof f->hash.b);
     return 0;
 }
 
 static int read_sums(struct pack_file *f, int fd, const uint8_t *h, struct err *err)
 {
-    uint64_t at = get_u64(h + H_SUMS_AT), n = get_u64(h + H_N_SUMS);
+    uint64_t at = get_u64(h + PACK_H_SUMS_AT), n = get_u64(h + PACK_H_N_SUMS);
     if (n > f->file_bytes / 8 || !is_inside(f, at, 8 * n))
         return damaged(f, "its table of checksums", err);
     uint8_t *le = mem_try((size_t)n * 8 + 1);
@@ -289,7 +265,7 @@ static int read_sums(struct pack_file *f, int fd, const uint8_t *h, struct err *
     int rc = le == NULL || f->sums == NULL
                  ? err_set(err, -ENOMEM, "%s: no memory for its checksums", f->path)
                  : read_at(f, fd, le, (size_t)n * 8, at, err);
-    if (rc == 0 && checksum64(le, (size_t)n * 8) != get_u64(h + H_SUMS_SUM))
+    if (rc == 0 && checksum64(le, (size_t)n * 8) != get_u64(h + PACK_H_SUMS_SUM))
         rc = damaged(f, "its table of checksums", err);
     for (size_t i = 0; rc == 0 && i < n; i++)
         f->sums[i] = get_u64(le + 8 * i);
@@ -300,12 +276,12 @@ static int read_sums(struct pack_file *f, int fd, const uint8_t *h, struct err *
 
 static int read_description(struct pack_file *f, int fd, const uint8_t *h, struct err *err)
 {
-    uint64_t n = get_u64(h + H_TEXT_BYTES);
-    if (n > TEXT_MAX_BYTES || !is_inside(f, TEXT_AT, n))
+    uint64_t n = get_u64(h + PACK_H_TEXT_BYTES);
+    if (n > TEXT_MAX_BYTES || !is_inside(f, PACK_TEXT_AT, n))
         return damaged(f, "its header", err);
     char *text = xmalloc((size_t)n + 1);
-    int rc = read_at(f, fd, text, (size_t)n, TEXT_AT, err);
-    if (rc == 0 && checksum64(text, (size_t)n) != get_u64(h + H_TEXT_SUM))
+    int rc = read_at(f, fd, text, (size_t)n, PACK_TEXT_AT, err);
+    if (rc == 0 && checksum64(text, (size_t)n) != get_u64(h + PACK_H_TEXT_SUM))
         rc = damaged(f, "its description", err);
     if (rc == 0)
         rc = pack_file_describe(f, text, (size_t)n, err);
@@ -400,137 +376,4 @@ int model_file_read(const char *source, const char *name, size_t max_bytes, char
     }
     pack_file_close(&f);
     return rc;
-}
-
-/* --- writing ---------------------------------------------------------------------------------- */
-
-static struct json *describe_matrices(const struct pack_file *f)
-{
-    struct json *list = json_new_array(), *head = json_new_object();
-    json_put_string(head, "head", dtype_name(f->matrices.head));
-    json_push(list, head);
-    for (int l = 0; l < f->n_layers; l++) {
-        struct json *of = json_new_object();
-        for (enum slot s = SLOT_WQ; s <= SLOT_LAST_IN_BLOCKS; s++) {
-            enum dtype t = matrix_type(&f->matrices, l, s);
-            bool is_told = s == SLOT_WV ? matrix_types_differ_in_kv(&f->matrices, l)
-                                        : s <= SLOT_DOWN || t != DTYPE_Q8;
-            if (is_told)
-                json_put_string(of, matrix_keys[s - SLOT_WQ], dtype_name(t));
-        }
-        json_push(list, of);
-    }
-    return list;
-}
-
-static struct json *describe(const struct pack_file *f)
-{
-    struct json *o = json_new_object(), *types = json_new_array(),
-                *files = json_new_array(), *parts = json_new_array();
-    json_put_string(o, "source", f->source);
-    json_put_string(o, "note", f->note);
-    json_put_string(o, "layout", f->layout);
-    json_put_string(o, "weights", dtype_name(f->dtype));
-    json_put_string(o, "source_type", dtype_name(f->file_dtype));
-    json_put_string(o, "embeddings", dtype_name(f->table_dtype[0]));
-    json_put_string(o, "positions", dtype_name(f->table_dtype[1]));
-    json_put_bool(o, "any_context", f->any_context);
-    json_put_int(o, "layers", f->n_layers);
-    for (int i = 0; i < f->types.n; i++) {
-        struct json *t = json_new_object();
-        json_put_string(t, "name", f->types.of[i].name);
-        json_put_int(t, "tensors", f->types.of[i].n_tensors);
-        json_put_bool(t, "quantised", f->types.of[i].quantised);
-        json_push(types, t);
-    }
-    for (size_t i = 0; i < f->n_members; i++) {
-        const struct pack_member *m = &f->members[i];
-        struct json *t = json_new_object();
-        char sum[20];
-        snprintf(sum, sizeof sum, "%016" PRIx64, m->sum);
-        json_put_string(t, "name", m->name);
-        json_put_int(t, "at", (int64_t)m->at);
-        json_put_int(t, "bytes", (int64_t)m->bytes);
-        json_put_int(t, "file_bytes", (int64_t)m->file_bytes);
-        json_put_string(t, "checksum", sum);
-        json_push(files, t);
-    }
-    for (size_t i = 0; i < f->n_parts; i++) {
-        struct json *t = json_new_object();
-        json_put_int(t, "at", (int64_t)f->parts[i].at);
-        json_put_int(t, "bytes", (int64_t)f->parts[i].bytes);
-        json_push(parts, t);
-    }
-    if (f->dtype == DTYPE_Q4)
-        json_put(o, "matrices", describe_matrices(f));
-    json_put(o, "types", types);
-    json_put(o, "files", files);
-    json_put(o, "parts", parts);
-    return o;
-}
-
-/* Returns the room for the description, whose numbers get longer when offsets are set. */
-static uint64_t text_room(const struct pack_file *f)
-{
-    struct json *o = describe(f);
-    char *text = json_text(o, 1);
-    uint64_t n = strlen(text) + 20 * 2 * (f->n_parts + f->n_members);
-    free(text);
-    json_free(o);
-    return aligned(n);
-}
-
-void pack_file_lay_out(struct pack_file *f)
-{
-    uint64_t at = TEXT_AT + text_room(f);
-    f->n_sums = 0;
-    for (size_t i = 0; i < f->n_members; i++) {
-        f->members[i].at = at;
-        at += aligned(f->members[i].bytes);
-    }
-    for (size_t i = 0; i < f->n_parts; i++) {
-        CHECK(f->parts[i].bytes % PACK_ALIGN == 0);
-        f->parts[i].first_sum = f->n_sums;
-        f->n_sums += pack_part_sums(&f->parts[i]);
-    }
-    at += aligned(8 * (uint64_t)f->n_sums);
-    for (size_t i = 0; i < f->n_parts; i++) {
-        f->parts[i].at = at;
-        at += f->parts[i].bytes;
-    }
-    f->file_bytes = at;
-}
-
-void pack_file_encode(const struct pack_file *f, const char *const *member_bytes,
-                      uint8_t **out, size_t *n)
-{
-    uint64_t end = f->parts[0].at;
-    uint64_t sums = end - aligned(8 * (uint64_t)f->n_sums);
-    uint8_t *b = xcalloc((size_t)end, 1);
-    struct json *o = describe(f);
-    char *text = json_text(o, 1);
-    size_t n_text = strlen(text);
-    CHECK(TEXT_AT + n_text <= (f->n_members > 0 ? f->members[0].at : sums));
-    memcpy(b + TEXT_AT, text, n_text);
-    for (size_t i = 0; i < f->n_members; i++)
-        memcpy(b + f->members[i].at, member_bytes[i], (size_t)f->members[i].bytes);
-    for (size_t i = 0; i < f->n_sums; i++)
-        put_u64(b + sums + 8 * i, f->sums[i]);
-    memcpy(b, MAGIC, 8);
-    bool has_experts = f->n_parts > pack_streamed_part(f->n_layers);
-    put_u32(b + H_VERSION, has_experts                           ? PACK_VERSION
-                           : dtype_has_blocks(f->table_dtype[0]) ? 2
-                                                                 : 1);
-    put_u64(b + H_FILE_BYTES, f->file_bytes);
-    put_u64(b + H_TEXT_BYTES, n_text);
-    put_u64(b + H_TEXT_SUM, checksum64(text, n_text));
-    put_u64(b + H_SUMS_AT, sums);
-    put_u64(b + H_N_SUMS, f->n_sums);
-    put_u64(b + H_SUMS_SUM, checksum64(b + sums, 8 * f->n_sums));
-    memcpy(b + H_HASH, f->hash.b, sizeof f->hash.b);
-    put_u64(b + H_SUM, checksum64(b, H_SUM));
-    free(text);
-    json_free(o);
-    *out = b;
-    *n = (size_t)end;
 }

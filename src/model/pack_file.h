@@ -12,8 +12,8 @@
  * with weights (pack_image.h), so a file suits one layout only: a device's name, the version of its
  * layout, and its number of ranks.
  *
- * This module parses and describes.  It reads with plain system calls and knows no device;
- * pack_read.h reads the parts. */
+ * This module parses.  It reads with plain system calls and knows no device; pack_read.h reads the
+ * parts. */
 #ifndef MODEL_PACK_FILE_H
 #define MODEL_PACK_FILE_H
 
@@ -34,6 +34,23 @@ enum {
     PACK_SUM_BYTES = 1 << 20, /* bytes that one checksum covers */
     PACK_LAYOUT_BYTES = 64,
 };
+
+/* Byte offsets in the header. */
+#define PACK_MAGIC "hcpacked"
+enum {
+    PACK_H_VERSION = 8,
+    PACK_H_FILE_BYTES = 16,
+    PACK_H_TEXT_BYTES = 24,
+    PACK_H_TEXT_SUM = 32,
+    PACK_H_SUMS_AT = 40,
+    PACK_H_N_SUMS = 48,
+    PACK_H_SUMS_SUM = 56,
+    PACK_H_HASH = 64,
+    PACK_H_SUM = PACK_ALIGN - 8,
+    PACK_TEXT_AT = PACK_ALIGN,
+};
+/* Keys of the description for SLOT_WQ to SLOT_LAST_IN_BLOCKS. */
+extern const char *const pack_matrix_keys[];
 
 /* Parts, in the order of the file. */
 enum { PACK_TABLES, PACK_HEAD, PACK_LAYERS };
@@ -116,15 +133,6 @@ int pack_file_describe(struct pack_file *f, const char *text, size_t n, struct e
  * struct pack_member. */
 int pack_member_read(const struct pack_file *f, const char *name, char **out, size_t *n,
                      uint64_t *file_bytes, struct err *err);
-
-/* --- for the writer --- */
-
-/* Returns the bytes before the first part in *out, which the caller frees.  Call pack_file_lay_out
- * before. */
-void pack_file_encode(const struct pack_file *f, const char *const *member_bytes,
-                      uint8_t **out, size_t *n);
-/* Sets file_bytes and the offsets of members, checksums and parts, from their sizes. */
-void pack_file_lay_out(struct pack_file *f);
 
 /* Reads a file of a model: DIR/name, or the member of a packed file. Otherwise like
  * file_read_regular. */

@@ -85,11 +85,6 @@ int profile_tier(struct platform_tier *t, const struct model *m,
 int profile_copies(struct device *d, const void *from, size_t bytes,
                    struct platform_tier *t, struct err *err);
 
-/* Measures how much reading slows projection down, and the reverse; fills the overlap factors.
- * Takes about a third of a second. */
-int profile_overlap(struct platform *p, const struct model *m, struct model_work *w,
-                    struct stream *s, const struct profile_source *from, struct err *err);
-
 /* Measures tier 0 quickly from the chunks to restore. The engine calls it when a context is
  * found and no tier has been measured. */
 int profile_io(struct platform *p, const struct model *m, struct store *store,

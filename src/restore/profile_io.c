@@ -1,30 +1,24 @@
-/* profile_io.c - measures reads of stored records, alone and beside compute.
+/* profile_io.c - measures reads of stored records, and checks a profile.
  *
  * Records are read as restores read them: layer by layer over all chunks, a bounded number in
  * flight, a new read for every one that is done. */
 #include <errno.h>
 #include <math.h>
-#include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/minmax.h"
-#include "base/thread.h"
 #include "restore/correction.h"
 #include "restore/regress.h"
 #include "save/saver.h"
 #include "restore/profile.h"
+#include "restore/profile_reads.h"
 #include "restore/restore.h"
 
 _Static_assert(PLATFORM_CHUNK_TOKENS == STORE_CHUNK_TOKENS, "a record's tokens");
 
 enum {
-    MAX_DEPTH = 64,
     /* An engine's default, so that staging memory bounds the queue depth as in an engine. */
     STAGING_BYTES = 64 << 20,
     FULL_ROUNDS = 3,
@@ -39,29 +33,15 @@ enum {
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
 
-struct reads {
-    const struct model *m;
-    const struct profile_source *from;
-    struct store_reader *reader;
-    struct buf staging;
-    size_t room;      /* bytes of memory for one record */
-    int depth;        /* most reads in flight that the memory has room for */
-    int layer, chunk; /* position of the next record to read */
-    struct store_read slot[MAX_DEPTH];
-    bool in_place;                 /* the store hands out its own memory */
-    const struct store_read *last; /* last read that succeeded */
-};
-
-/* Opens a reader with `depth` slots; 0: as many as an engine has. */
-static int reads_open(struct reads *r, const struct model *m,
-                      const struct profile_source *from, int depth, struct err *err)
+int profile_reads_open(struct profile_reads *r, const struct model *m,
+                       const struct profile_source *from, int depth, struct err *err)
 {
     CHECK(from->n_hits > 0);
     size_t hidden = model_hidden_bytes(m), kv = model_most_kv_bytes(m);
-    *r = (struct reads){.m = m, .from = from};
+    *r = (struct profile_reads){.m = m, .from = from};
     r->room = store_read_room(from->store, STORE_CHUNK_TOKENS * MAX(hidden, kv));
     size_t most = STAGING_BYTES / r->room;
-    r->depth = depth > 0 ? depth : (int)MIN(MAX(most, 4), MAX_DEPTH);
+    r->depth = depth > 0 ? depth : (int)MIN(MAX(most, 4), PROFILE_MAX_DEPTH);
     int rc = buf_alloc(m->dev, MEM_PINNED, (size_t)r->depth * r->room, &r->staging, err);
     if (rc != 0)
         return err_wrap(err, "profile");
@@ -70,14 +50,15 @@ static int reads_open(struct reads *r, const struct model *m,
                              &r->reader, err);
 }
 
-static void reads_close(struct reads *r)
+void profile_reads_close(struct profile_reads *r)
 {
     store_reader_close(r->reader);
     buf_free(r->m->dev, &r->staging);
 }
 
 /* Finds the next record of this kind, round and round. Returns false if there is none. */
-static bool next_record(struct reads *r, enum store_kind kind, struct store_read *read)
+static bool next_record(struct profile_reads *r, enum store_kind kind,
+                        struct store_read *read)
 {
     int n_layers = config_n_keeping(&r->m->cfg);
     for (long tried = 0; tried <= (long)n_layers * r->from->n_hits; tried++) {
@@ -96,8 +77,8 @@ static bool next_record(struct reads *r, enum store_kind kind, struct store_read
     return false;
 }
 
-static int submit(struct reads *r, enum store_kind kind, struct store_read *read, void *dst,
-                  struct err *err)
+static int submit(struct profile_reads *r, enum store_kind kind, struct store_read *read,
+                  void *dst, struct err *err)
 {
     *read = (struct store_read){.dst = dst, .dst_bytes = r->room};
     if (!next_record(r, kind, read))
@@ -105,28 +86,19 @@ static int submit(struct reads *r, enum store_kind kind, struct store_read *read
     return store_reader_submit(r->reader, &read, 1, err);
 }
 
-/* Result of a run of reads. */
-struct tally {
-    int n; /* reads that succeeded */
-    uint64_t bytes;
-    int64_t ns;
-};
-
 /* Returns whether a run that began at t0 may continue. */
 static bool has_time(int64_t t0, const atomic_bool *stop)
 {
     return stop != NULL ? !atomic_load(stop) : clock_now_ns() - t0 < SAMPLE_NS;
 }
 
-/* Reads n records with `depth` in flight, or as many as there is time for (until *stop, or for
- * SAMPLE_NS if stop is NULL). The time includes submitting, since some devices block there. */
-static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
-                        const atomic_bool *stop, struct tally *out, struct err *err)
+int profile_reads_run(struct profile_reads *r, enum store_kind kind, int n, int depth,
+                      const atomic_bool *stop, struct profile_tally *out, struct err *err)
 {
-    struct store_read *done[MAX_DEPTH];
+    struct store_read *done[PROFILE_MAX_DEPTH];
     int started = 0, ended = 0, rc = 0;
     int64_t t0 = clock_now_ns();
-    *out = (struct tally){0};
+    *out = (struct profile_tally){0};
     depth = MIN(depth, r->depth);
     for (;
          rc == 0 && started < n && started < depth && (started == 0 || has_time(t0, stop));
@@ -135,7 +107,7 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
                     (uint8_t *)r->staging.ptr + (size_t)started * r->room, err);
     while (rc == 0 && ended < started) {
         int got = 0;
-        rc = store_reader_wait(r->reader, done, MAX_DEPTH, &got, err);
+        rc = store_reader_wait(r->reader, done, PROFILE_MAX_DEPTH, &got, err);
         bool more = has_time(t0, stop);
         for (int i = 0; rc == 0 && i < got; i++, ended++) {
             if (done[i]->status == 0) {
@@ -152,7 +124,7 @@ static int read_records(struct reads *r, enum store_kind kind, int n, int depth,
     return rc;
 }
 
-static bool has_kind(struct reads *r, enum store_kind kind)
+bool profile_reads_has(struct profile_reads *r, enum store_kind kind)
 {
     struct store_read any;
     return next_record(r, kind, &any);
@@ -168,11 +140,11 @@ struct io_samples {
 };
 
 /* Adds a sample for the fit of: time = bytes / bandwidth + latency + records * time per record */
-static int add_sample(struct reads *r, enum store_kind kind, int n, struct io_samples *v,
-                      struct err *err)
+static int add_sample(struct profile_reads *r, enum store_kind kind, int n,
+                      struct io_samples *v, struct err *err)
 {
-    struct tally t;
-    int rc = read_records(r, kind, n, MAX_DEPTH, NULL, &t, err);
+    struct profile_tally t;
+    int rc = profile_reads_run(r, kind, n, PROFILE_MAX_DEPTH, NULL, &t, err);
     if (rc != 0 || t.n == 0)
         return rc;
     double seconds = (double)MAX(t.ns, 100) * 1e-9;
@@ -198,23 +170,23 @@ static void fit_tier(const struct io_samples *v, struct platform_tier *t)
 }
 
 /* Measures the bandwidth by the number of reads in flight, on the larger records. */
-static int measure_depths(struct reads *r, enum store_kind kind, struct platform_tier *t,
-                          struct err *err)
+static int measure_depths(struct profile_reads *r, enum store_kind kind,
+                          struct platform_tier *t, struct err *err)
 {
     int64_t t0 = clock_now_ns();
     int rc = 0;
     for (int i = 0; rc == 0 && i < PLATFORM_DEPTHS && 1 << i <= r->depth &&
                     clock_now_ns() - t0 < TIER_NS;
          i++) {
-        struct tally y;
-        rc = read_records(r, kind, 256, 1 << i, NULL, &y, err);
+        struct profile_tally y;
+        rc = profile_reads_run(r, kind, 256, 1 << i, NULL, &y, err);
         t->depth_bytes_per_s[i] = (double)y.bytes / ((double)(y.ns > 0 ? y.ns : 1) * 1e-9);
     }
     return rc;
 }
 
 /* Measures the copy to the device: from staging, or from the memory of a store in memory. */
-static int measure_copies(struct reads *r, struct platform_tier *t, struct err *err)
+static int measure_copies(struct profile_reads *r, struct platform_tier *t, struct err *err)
 {
     const void *from = r->in_place ? r->last->bytes : r->staging.ptr;
     size_t bytes = r->in_place ? r->last->n_bytes : r->staging.bytes;
@@ -222,21 +194,21 @@ static int measure_copies(struct reads *r, struct platform_tier *t, struct err *
 }
 
 /* Takes a sample of each kind and number of records. */
-static int measure_round(struct reads *r, struct io_samples *v, struct err *err)
+static int measure_round(struct profile_reads *r, struct io_samples *v, struct err *err)
 {
     static const int counts[] = {1, 8, 64, 256};
     int rc = 0;
     for (int kind = 0; kind < STORE_KINDS; kind++)
-        for (int i = 0; rc == 0 && has_kind(r, kind) && i < 4; i++)
+        for (int i = 0; rc == 0 && profile_reads_has(r, kind) && i < 4; i++)
             rc = add_sample(r, kind, counts[i], v, err);
     return rc;
 }
 
-static int measure_tier(struct reads *r, bool full, struct platform_tier *t,
+static int measure_tier(struct profile_reads *r, bool full, struct platform_tier *t,
                         struct err *err)
 {
     struct io_samples v = {.n = 0};
-    enum store_kind largest = has_kind(r, STORE_KV) ? STORE_KV : STORE_HIDDEN;
+    enum store_kind largest = profile_reads_has(r, STORE_KV) ? STORE_KV : STORE_HIDDEN;
     int64_t t0 = clock_now_ns();
     int rc = measure_round(r, &v, err);
     for (int k = 1; rc == 0 && full && k < FULL_ROUNDS && clock_now_ns() - t0 < TIER_NS;
@@ -257,11 +229,11 @@ int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err)
 {
-    struct reads r;
-    int rc = reads_open(&r, m, from, 0, err);
+    struct profile_reads r;
+    int rc = profile_reads_open(&r, m, from, 0, err);
     if (rc == 0)
         rc = measure_tier(&r, effort == PROFILE_FULL, t, err);
-    reads_close(&r);
+    profile_reads_close(&r);
     return rc;
 }
 
@@ -278,146 +250,6 @@ int profile_io(struct platform *p, const struct model *m, struct store *store,
     return rc;
 }
 
-/* --- both lanes at once ----------------------------------------------------------------------- */
-
-/* Each of the three phases of a round takes this long. */
-#define PHASE_NS 60000000
-
-enum { OVERLAP_ROUNDS = 3 };
-
-struct beside {
-    struct reads *r;
-    enum store_kind kind;
-    atomic_bool stop;
-    struct tally tally;
-    int rc;
-};
-
-static void *read_beside(void *arg)
-{
-    struct beside *b = arg;
-    b->rc = read_records(b->r, b->kind, INT32_MAX, MAX_DEPTH, &b->stop, &b->tally, NULL);
-    return NULL;
-}
-
-struct projecting {
-    const struct model *m;
-    struct model_work *w;
-    struct stream *s;
-    struct buf mem;
-    struct mat hidden, kv_rows;
-    int n_layers; /* number of layers of the first stage, on which the sample's rows lie */
-};
-
-/* Measures projections per second over about PHASE_NS. */
-static int project_for_a_while(struct projecting *p, double *per_s)
-{
-    int64_t t0 = clock_now_ns(), now = t0;
-    int n = 0, rc = 0;
-    for (; rc == 0 && now - t0 < PHASE_NS; n++) {
-        int l = n % p->n_layers;
-        while (config_is_recurrent(&p->m->cfg, l)) /* it has no K and V */
-            l = (l + 1) % p->n_layers;
-        rc = model_kv_project(p->m, p->w, p->s, l, p->hidden,
-                              model_kv_rows(p->m, l, p->kv_rows.data, p->kv_rows.rows));
-        if (rc == 0)
-            rc = stream_sync(p->s);
-        now = clock_now_ns();
-    }
-    *per_s = n / ((double)(now - t0) * 1e-9);
-    return rc;
-}
-
-static int read_for_a_while(struct beside *b, struct projecting *p, double *per_s,
-                            double *bytes_per_s, struct err *err)
-{
-    pthread_t thread;
-    atomic_store(&b->stop, false);
-    int rc = thread_create(&thread, read_beside, b);
-    if (rc != 0)
-        return err_set(err, -rc, "profile: no thread for reading: %s", strerror(rc));
-    if (p != NULL) {
-        rc = project_for_a_while(p, per_s);
-    } else {
-        struct timespec t = {.tv_nsec = PHASE_NS};
-        nanosleep(&t, NULL);
-    }
-    atomic_store(&b->stop, true);
-    pthread_join(thread, NULL);
-    *bytes_per_s = (double)b->tally.bytes / ((double)b->tally.ns * 1e-9);
-    return rc != 0 ? rc : b->rc;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-static double median_at_least_1(double *v, int n)
-{
-    qsort(v, (size_t)n, sizeof *v, by_value);
-    return MAX(v[n / 2], 1);
-}
-
-/* Measures each lane alone, then both together, in several rounds, so that changes on the machine
- * affect both measurements alike. */
-static int measure_overlap(struct platform *p, struct beside *b, struct projecting *c,
-                           struct err *err)
-{
-    double io[OVERLAP_ROUNDS], comp[OVERLAP_ROUNDS];
-    for (int i = 0; i < OVERLAP_ROUNDS; i++) {
-        double alone = 0, beside = 0, read_alone = 0, read_beside_it = 0;
-        int rc = project_for_a_while(c, &alone);
-        if (rc == 0)
-            rc = read_for_a_while(b, NULL, NULL, &read_alone, err);
-        if (rc == 0)
-            rc = read_for_a_while(b, c, &beside, &read_beside_it, err);
-        if (rc != 0)
-            return rc;
-        io[i] = read_beside_it > 0 ? read_alone / read_beside_it : 1;
-        comp[i] = beside > 0 ? alone / beside : 1;
-    }
-    p->io_overlap = median_at_least_1(io, OVERLAP_ROUNDS);
-    p->comp_overlap = median_at_least_1(comp, OVERLAP_ROUNDS);
-    return 0;
-}
-
-int profile_overlap(struct platform *p, const struct model *m, struct model_work *w,
-                    struct stream *s, const struct profile_source *from, struct err *err)
-{
-    int rows = RESTORE_GROUP_CHUNKS * STORE_CHUNK_TOKENS;
-    rows = MIN(model_work_rows(w), rows);
-    struct projecting c = {.m = m, .w = w, .s = s};
-    while (c.n_layers < config_n_keeping(&m->cfg) && model_stage(m, c.n_layers) == 0)
-        c.n_layers++;
-    size_t hidden = (size_t)rows * model_hidden_bytes(m);
-    struct reads r;
-    int rc = reads_open(&r, m, from, 0, err);
-    if (rc == 0)
-        rc = buf_alloc(m->dev, MEM_DEVICE, hidden + (size_t)rows * model_most_kv_bytes(m),
-                       &c.mem, err);
-    if (rc == 0) {
-        struct beside b = {.r = &r,
-                           .kind = has_kind(&r, STORE_HIDDEN) ? STORE_HIDDEN : STORE_KV};
-        struct tally warm;
-        if (m->dev->unified) /* takes the page faults now */
-            memset(c.mem.ptr, 0, c.mem.bytes);
-        c.hidden = mat_of(c.mem.ptr, m->dtype, rows, m->cfg.n_embd);
-        c.kv_rows = model_kv_rows(m, 0, (uint8_t *)c.mem.ptr + hidden, rows);
-        rc = read_records(&r, b.kind, 1, 1, NULL, &warm, err);
-        if (rc == 0 && r.in_place) /* no bytes are moved, so reading slows nothing */
-            p->io_overlap = p->comp_overlap = 1;
-        else if (rc == 0)
-            rc = measure_overlap(p, &b, &c, err);
-    }
-    buf_free(m->dev, &c.mem);
-    reads_close(&r);
-    return rc == 0 || err == NULL || err->code != 0
-               ? rc
-               : err_set(err, rc, "profile: %s", err_name(rc));
-}
-
 /* --- a check of both -------------------------------------------------------------------------- */
 
 enum { CHECK_CHUNKS = 8, CHECK_LEAST_ROWS = 16, CHECK_RUNS = 3 };
@@ -428,8 +260,8 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
                         const struct sha256 *fingerprint)
 {
     struct store_hit hits[CHECK_CHUNKS];
-    struct reads r;
-    struct tally t;
+    struct profile_reads r;
+    struct profile_tally t;
     int n_hits = store_sample(store, fingerprint, CHECK_CHUNKS, hits);
     const struct profile_source from = {.store = store, .hits = hits, .n_hits = n_hits};
     struct platform_tier *tier = &p->tier[0];
@@ -441,15 +273,15 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
     int n = (int)fmax(1, fmin(CHECK_CHUNKS, CHECK_S / each_s));
     if (n_hits == 0)
         return;
-    if (reads_open(&r, m, &from, n, NULL) == 0 &&
-        read_records(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place) {
+    if (profile_reads_open(&r, m, &from, n, NULL) == 0 &&
+        profile_reads_run(&r, kind, n, n, NULL, &t, NULL) == 0 && t.n == n && !r.in_place) {
         double plain = (double)n * (double)record_bytes(m, 0, kind);
         each_s = platform_stored_read_s(p, 0, STORE_CHUNK_TOKENS, record,
                                         (double)t.bytes / plain); /* some may be packed */
         correction_check(&tier->correction, tier->latency_s + n * each_s,
                          (double)t.ns * 1e-9);
     }
-    reads_close(&r);
+    profile_reads_close(&r);
     store_release(store, hits, n_hits);
 }
 

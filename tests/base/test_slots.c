@@ -2,7 +2,7 @@
 
 #include "tests/unit.h"
 #include "base/rng.h"
-#include "base/slots.h"
+#include "bpe/slots.h"
 
 /* Finds key k, whose index is k, by a hash that other keys may have. */
 static uint32_t *slot_of(const struct slots *m, uint64_t hash, int64_t k)

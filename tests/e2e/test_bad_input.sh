@@ -26,7 +26,7 @@ check "no such shape: 1 or 2, and the known ones are listed" test \( "$rc" -eq 1
 run_bad() { # run_bad KIND
     rm -rf "$tmp/bad"
     cp -r "$good" "$tmp/bad"
-    python3 tests/e2e/damage.py "$1" "$tmp/bad" || { check "damage.py $1" false; return; }
+    python3 sim/damaged_model.py "$1" "$tmp/bad" || { check "damaged_model.py $1" false; return; }
     run_hc run "$tmp/bad" "${gen[@]}"
 }
 bad_model() { # bad_model KIND TEXT

@@ -15,6 +15,7 @@
 #include "restore/correction.h"
 #include "store/chain.h"
 #include "restore/profile.h"
+#include "sim/profile_overlap.h"
 #include "sim/profile_scratch.h"
 #include "tests/base/tempdir.h"
 #include "tests/engine/enginetest.h"

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "restore/profile.h"
 #include "save/saver.h"
+#include "sim/profile_overlap.h"
 #include "sim/profile_scratch.h"
 #include "tests/engine/enginetest.h"
 

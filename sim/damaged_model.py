@@ -1,4 +1,4 @@
-"""Makes bad model files out of good ones: damage.py KIND DIR
+"""Makes bad model files out of good ones: damaged_model.py KIND DIR
 
 Each kind is damage that a download, a disk or a converter does to a checkpoint."""
 import json

@@ -8,8 +8,8 @@
  *     while (*s != 0 && KEY OF slots_index(m, *s) IS ANOTHER)
  *         s = slots_next(m, hash, s);
  */
-#ifndef BASE_SLOTS_H
-#define BASE_SLOTS_H
+#ifndef BPE_SLOTS_H
+#define BPE_SLOTS_H
 
 #include <stdint.h>
 #include <stdlib.h>
