@@ -333,19 +333,34 @@ static struct mix mix_of(const struct model *m, const struct activations *a, int
                         .n_in = n_in};
 }
 
-/* Computes the first n columns of the products of a recurrent layer: all of them, or the channels
- * alone. The rows of a packed weight lie behind one another in panels of 16, so its first rows are
- * a weight, too. */
+/* Computes out = a w for the columns of out, which are those of w from column `from` on. The rows
+ * of a packed weight lie behind one another in panels of 16, so a run of panels is a weight. */
+static int product_part(const struct ops *op, struct stream *s, struct mat out,
+                        struct mat a, struct weight w, int64_t from)
+{
+    size_t before = op->weight_bytes(w.dtype, from, w.k);
+    w.mem.ptr = (uint8_t *)w.mem.ptr + before;
+    w.mem.bytes -= before;
+    w.n = out.cols;
+    return out.rows > 0 && out.cols > 0 ? op->matmul(s, out, a, &w, NULL) : 0;
+}
+
+/* Computes the products of a recurrent layer. For the states alone z is not wanted, and q only of
+ * the newest rows, which the convolution keeps. */
 static int mix_products(const struct model *m, struct stream *s,
                         const struct layer_weights *lw, struct mat normed,
-                        const struct mix *x, int64_t n)
+                        const struct mix *x, bool only_states)
 {
+    const struct recurrence *r = &m->cfg.recurrence;
     const struct ops *op = m->dev->ops;
-    struct weight first = lw->mix;
-    first.n = n;
+    int64_t n = only_states ? x->n_in : x->qkvz.cols;
+    int64_t q = only_states ? (int64_t)r->n_k * r->d_k : 0;
+    int64_t newest = MIN(normed.rows, r->n_conv - 1), row = normed.rows - newest;
     if (x->ba.cols > 0)
         TRY(op->matmul(s, x->ba, normed, &lw->mix_ba, NULL));
-    TRY(op->matmul(s, mat_cols(x->qkvz, 0, n), normed, &first, NULL));
+    TRY(product_part(op, s, mat_cols(x->qkvz, q, n - q), normed, lw->mix, q));
+    TRY(product_part(op, s, mat_cols(mat_rows(x->qkvz, row, newest), 0, q),
+                     mat_rows(normed, row, newest), lw->mix, 0));
     if (m->cfg.recurrence.kind != DELTA_SHORT_CONV)
         return 0;
     return op->act_mul(s, x->in, mat_cols(x->qkvz, 0, x->n_in), ACTIVATION_NONE);
@@ -361,7 +376,7 @@ int layer_advance(const struct model *m, struct model_work *w, struct stream *s,
     struct delta_rule d = model_delta_rule(&m->cfg, lw);
     CHECK(h.rows <= w->max_rows);
     TRY(norm_before(m, s, normed, h, lw->norm1_w, lw->norm1_b));
-    TRY(mix_products(m, s, lw, normed, &x, x.n_in)); /* no z: nothing comes out */
+    TRY(mix_products(m, s, lw, normed, &x, true));
     return m->dev->ops->delta_net(s, (struct mat){0}, x.in, &d, kv, r);
 }
 
@@ -542,7 +557,7 @@ static int recur(const struct layer_call *c, const struct activations *a, struct
     struct delta_rule d = model_delta_rule(&m->cfg, lw);
     struct mat out = mat_cols(first_rows(a->att, c->r->n_rows), 0, x.out.cols);
     expect_one(c, &lw->mix_out);
-    TRY(mix_products(m, c->s, lw, normed, &x, lw->mix.n));
+    TRY(mix_products(m, c->s, lw, normed, &x, false));
     TRY(op->delta_net(c->s, x.out, x.in, &d, c->kv, c->r));
     if (d.kind == DELTA_NET)
         TRY(op->head_norm(c->s, x.out, d.d_v, lw->mix_norm, m->cfg.norm_eps));

@@ -63,13 +63,13 @@ struct platform_shape profile_shape(const char *name, const struct model_config 
 {
     struct delta_rule d = model_delta_rule(c, NULL);
     int v = d.n_v * d.d_v, n_recurrent = 0;
-    int replay = (int)delta_in_cols(&d) + (d.kind == DELTA_SHORT_CONV ? v : 0);
+    int all = (int)delta_in_cols(&d) + (d.kind == DELTA_SHORT_CONV ? v : 0);
     for (int l = 0; l < c->n_layers; l++)
         n_recurrent += config_is_recurrent(c, l);
     return (struct platform_shape){.name = name,
                                    .n_recurrent = n_recurrent,
-                                   .replay_cols = replay,
-                                   .recurrent_cols = replay + 2 * v, /* z, and the output */
+                                   .replay_cols = all - d.n_k * d.d_k, /* without q */
+                                   .recurrent_cols = all + 2 * v, /* z, and the output */
                                    .n_layers = c->n_layers,
                                    .d_model = c->n_embd,
                                    .n_heads = c->n_heads,

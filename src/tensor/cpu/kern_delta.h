@@ -1,9 +1,10 @@
 /* kern_delta.h - the rules of recurrent layers over the rows of one sequence (ops.h, delta_net):
  * first the channels of each head of Q and K, then each head of V.
  *
- * S of a head of V is taken in strips of DELTA_STRIP columns, which are independent of each other:
- * a strip of 128 rows is 16 KiB and stays in the first cache while all rows pass. Rows that are
- * ahead pass a copy of the strip. A convolution alone has no S. */
+ * S of a head of V is taken in strips of DELTA_STRIP vectors, which are independent of each other.
+ * All rows pass a copy of a strip: 16 KiB for 128 rows of S, which stay in the first cache. In S
+ * itself they lie 512 bytes apart, and would share a quarter of that cache's sets. A convolution
+ * alone has no S. */
 #ifndef TENSOR_KERN_DELTA_H
 #define TENSOR_KERN_DELTA_H
 
@@ -105,77 +106,94 @@ INLINE void delta_gates(const struct delta_run *u)
 }
 
 /* Takes rows [from, to) through a strip of n_vecs vectors of columns, from column j on, of the
- * state of the head of V. A row of the strip lies ld floats behind the row before it. */
-INLINE void delta_rows(const struct delta_run *u, int j, int n_vecs, float *strip,
-                       int64_t ld, int from, int to)
+ * state of the head of V. `at` is the strip, and `keeps` says whether its new values replace the
+ * old ones. Meanwhile they lie in `s`, multiplied by the next row's decay: one pass over them
+ * finishes a row, and sums up what the next row's key finds.  n_vecs, is_net and has_out are
+ * constants where this is inlined. */
+INLINE void delta_rows(const struct delta_run *u, int j, float *at, bool is_zero,
+                       bool keeps, int from, int to, int n_vecs, bool is_net, bool has_out)
 {
     const struct delta_rule *d = u->d;
-    const int head = u->head;
-    const int64_t q_at = 2 * d->n_v + (int64_t)delta_k_head(d, head) * d->d_k;
-    const int64_t k_at = q_at + (int64_t)d->n_k * d->d_k;
-    const int64_t v_at = 2 * d->n_v + (int64_t)2 * d->n_k * d->d_k + head * d->d_v + j;
+    const int head = u->head, width = 16 * n_vecs, d_k = d->d_k;
+    const int64_t q_at = 2 * d->n_v + (int64_t)delta_k_head(d, head) * d_k;
+    const int64_t k_at = q_at + (int64_t)d->n_k * d_k;
+    const int64_t v_at = 2 * d->n_v + (int64_t)2 * d->n_k * d_k + head * d->d_v + j;
     const v16 skip = d->skip != NULL ? v_set1(d->skip[head]) : v_zero();
-    for (int row = from; row < to; row++) {
-        const float *in = u->in + row * u->ld_in, *q = in + q_at, *k = in + k_at;
-        v16 decay = v_set1(in[d->n_v + head]), beta = v_set1(in[head]);
-        v16 x[DELTA_STRIP];
-        for (int v = 0; v < n_vecs; v++)
-            x[v] = v_zero();
-        for (int i = 0; d->kind == DELTA_NET && i < d->d_k; i++) {
-            v16 ki = v_set1(k[i]);
-            for (int v = 0; v < n_vecs; v++)
-                x[v] = v_fma(v_mul(v_load(strip + i * ld + 16 * v), decay), ki, x[v]);
-        }
-        v16 delta[DELTA_STRIP];
+    float s[DELTA_MAX_WIDTH * 16 * DELTA_STRIP];
+    const float *in = u->in + from * u->ld_in;
+    v16 decay = v_set1(in[d->n_v + head]), found[DELTA_STRIP], delta[DELTA_STRIP];
+    for (int v = 0; v < n_vecs; v++)
+        found[v] = v_zero();
+    for (int i = 0; i < d_k; i++)
         for (int v = 0; v < n_vecs; v++) {
-            delta[v] = v_mul(v_sub(v_load(in + v_at + 16 * v), x[v]), beta);
-            x[v] = v_zero();
+            v16 x = is_zero ? v_zero() : v_load(at + i * d->d_v + 16 * v);
+            x = v_mul(x, decay);
+            v_store(s + i * width + 16 * v, x);
+            if (is_net)
+                found[v] = v_fma(x, v_set1(in[k_at + i]), found[v]);
         }
-        for (int i = 0; i < d->d_k; i++) {
-            v16 ki = v_set1(k[i]), qi = v_set1(q[i]);
+    for (int row = from; row < to; row++) {
+        bool is_last = row + 1 == to;
+        const float *next = is_last ? in : in + u->ld_in;
+        float *dest = is_last && keeps ? at : s;
+        int64_t ld = is_last && keeps ? d->d_v : width;
+        v16 beta = v_set1(in[head]), sum[DELTA_STRIP];
+        decay = is_last ? v_set1(1) : v_set1(next[d->n_v + head]);
+        for (int v = 0; v < n_vecs; v++) {
+            delta[v] = v_mul(v_sub(v_load(in + v_at + 16 * v), found[v]), beta);
+            found[v] = sum[v] = v_zero();
+        }
+        for (int i = 0; i < d_k; i++) {
+            v16 k = v_set1(in[k_at + i]);
             for (int v = 0; v < n_vecs; v++) {
-                float *at = strip + i * ld + 16 * v;
-                v16 s = v_fma(ki, delta[v], v_mul(v_load(at), decay));
-                v_store(at, s);
-                x[v] = v_fma(s, qi, x[v]);
+                v16 x = v_fma(k, delta[v], v_load(s + i * width + 16 * v));
+                if (has_out)
+                    sum[v] = v_fma(x, v_set1(in[q_at + i]), sum[v]);
+                x = v_mul(x, decay);
+                v_store(dest + i * ld + 16 * v, x);
+                if (is_net)
+                    found[v] = v_fma(x, v_set1(next[k_at + i]), found[v]);
             }
         }
-        for (int v = 0; d->skip != NULL && v < n_vecs; v++)
-            x[v] = v_fma(skip, v_load(in + v_at + 16 * v), x[v]);
-        for (int v = 0; u->out != NULL && v < n_vecs; v++)
-            v_store(u->out + row * u->ld_out + head * d->d_v + j + 16 * v, x[v]);
+        for (int v = 0; has_out && v < n_vecs; v++) {
+            if (d->skip != NULL)
+                sum[v] = v_fma(skip, v_load(in + v_at + 16 * v), sum[v]);
+            v_store(u->out + row * u->ld_out + head * d->d_v + j + 16 * v, sum[v]);
+        }
+        in = next;
     }
 }
 
-/* Takes all rows through a strip. n_vecs is a constant where this is inlined. */
-INLINE void delta_strip(const struct delta_run *u, int j, int n_vecs)
+/* Takes all rows through the strips of n_vecs vectors from column j on, as far as there are whole
+ * ones. Rows that are ahead leave no trace. Returns the column behind them. */
+INLINE int delta_strips(const struct delta_run *u, int j, int n_vecs, bool is_net,
+                        bool has_out)
 {
-    const struct delta_rule *d = u->d;
     const int n = u->n - u->n_ahead;
-    float *state = delta_head(d, u->state, u->head) + j;
-    float copy[DELTA_MAX_WIDTH * 16 * DELTA_STRIP];
-    if (u->is_first)
-        for (int i = 0; i < d->d_k; i++)
-            for (int v = 0; v < n_vecs; v++)
-                v_store(state + i * d->d_v + 16 * v, v_zero());
-    delta_rows(u, j, n_vecs, state, d->d_v, 0, n);
-    if (u->n_ahead == 0)
-        return;
-    for (int i = 0; i < d->d_k; i++)
-        for (int v = 0; v < n_vecs; v++)
-            v_store(copy + (i * n_vecs + v) * 16, v_load(state + i * d->d_v + 16 * v));
-    delta_rows(u, j, n_vecs, copy, 16 * n_vecs, n, u->n);
+    for (; j + 16 * n_vecs <= u->d->d_v; j += 16 * n_vecs) {
+        float *at = delta_head(u->d, u->state, u->head) + j;
+        for (int ahead = n > 0 ? 0 : 1; ahead < (u->n_ahead > 0 ? 2 : 1); ahead++)
+            delta_rows(u, j, at, u->is_first && (ahead == 0 || n == 0), ahead == 0,
+                       ahead == 0 ? 0 : n, ahead == 0 ? n : u->n, n_vecs, is_net, has_out);
+    }
+    return j;
 }
 
 static void delta_keys(const struct delta_run *u)
 {
     const struct delta_rule *d = u->d;
     int64_t n_q = (int64_t)d->n_k * d->d_k, q = (int64_t)u->head * d->d_k;
-    delta_convs(u, q, d->d_k);
+    struct delta_run newest = *u;
+    if (u->out == NULL && u->n_ahead == 0) { /* no row reads q, and the newest are kept */
+        newest.n = MIN(u->n, d->n_conv - 1);
+        newest.in += (u->n - newest.n) * u->ld_in;
+    }
+    delta_convs(&newest, q, d->d_k);
     delta_convs(u, n_q + q, d->d_k);
     for (int row = 0; d->kind == DELTA_NET && row < u->n; row++) {
         float *in = u->in + row * u->ld_in + 2 * d->n_v + q;
-        delta_normalise(in, d->d_k, 1.0f / sqrtf((float)d->d_k));
+        if (u->out != NULL)
+            delta_normalise(in, d->d_k, 1.0f / sqrtf((float)d->d_k));
         delta_normalise(in + n_q, d->d_k, 1.0f);
     }
 }
@@ -192,11 +210,15 @@ static void delta(const struct delta_run *u)
         return;
     }
     delta_gates(u);
+    const bool is_net = d->kind == DELTA_NET, has_out = u->out != NULL;
     int j = 0;
-    for (; j + 16 * DELTA_STRIP <= d->d_v; j += 16 * DELTA_STRIP)
-        delta_strip(u, j, DELTA_STRIP);
-    if (j < d->d_v)
-        delta_strip(u, j, 1);
+    if (is_net && has_out)
+        j = delta_strips(u, 0, DELTA_STRIP, true, true);
+    else if (is_net)
+        j = delta_strips(u, 0, DELTA_STRIP, true, false);
+    else if (has_out)
+        j = delta_strips(u, 0, DELTA_STRIP, false, true);
+    (void)delta_strips(u, j, 1, is_net, has_out);
 }
 
 #endif
