@@ -733,7 +733,7 @@ static void finish(struct restore_phase *g, struct seq *s)
         r->prefill_ns = g->fused.busy_ns;
     restore_report(g->o.platform, s, n_hits);
     s->has_gap |= r->first_token > 0;
-    s->snapshot = r->snapshot_tokens;
+    s->table.snapshot = r->snapshot_tokens;
     if (r->has_lost_snapshot) /* its layers have begun again, so new tokens must pass them again */
         fused_cancel(&g->fused, s);
     s->n_done = MIN(r->n_tokens, s->view.n_tokens - 1);

@@ -17,6 +17,7 @@
 #include "engine/staging.h"
 #include "engine/stairs.h"
 #include "restore/dram_tier.h"
+#include "restore/snapshots.h"
 
 /* --- what waiting sequences need is announced ------------------------------------------------- */
 
@@ -240,16 +241,16 @@ static const enum sched_phase phases[] = {[PHASE_WAIT] = SCHED_WAITING,
  * whole. A pool with block numbers of its own copies no block at all. */
 static struct lead_request describe_prompt(const struct seq *s)
 {
-    return (struct lead_request){.phase = phases[s->phase],
-                                 .root = &s->view.root,
-                                 .keys = s->view.keys,
-                                 .n_keys = s->view.n_keys,
-                                 .tokens = s->view.tokens,
-                                 .n_tokens = s->view.n_tokens,
-                                 .n_done = s->n_done,
-                                 .may_reuse = seq_may_reuse(s),
-                                 .may_copy = !seq_is_saved(s) &&
-                                             kv_pool_layers(s->shared->pool) != NULL};
+    return (struct lead_request){
+        .phase = phases[s->phase],
+        .root = &s->view.root,
+        .keys = s->view.keys,
+        .n_keys = s->view.n_keys,
+        .tokens = s->view.tokens,
+        .n_tokens = s->view.n_tokens,
+        .n_done = s->n_done,
+        .may_reuse = seq_may_reuse(s) && !config_is_hybrid(&s->shared->model->cfg),
+        .may_copy = !seq_is_saved(s) && kv_pool_layers(s->shared->pool) != NULL};
 }
 
 /* Describes a waiting sequence. While no place is free, does not look up known blocks, because each
@@ -307,11 +308,40 @@ static void preempt(struct schedule *c, struct seq *s)
     seq_preempt(s);
 }
 
-/* Returns whether the store has more of the prompt than the device. */
+/* Returns whether the store can bring recurrent layers' states so much farther than the device's
+ * that all of them are restored in place of it: by a snapshot, or by replaying inputs. */
+static bool states_go_farther(struct seq *s)
+{
+    const struct model_config *c = &s->shared->model->cfg;
+    int n = (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS, l = 0;
+    int least = (s->n_done + SNAPSHOT_LEAST) / STORE_CHUNK_TOKENS;
+    bool found = false;
+    while (!config_is_recurrent(c, l))
+        l++;
+    struct store *store = s->shared->store;
+    for (int i = n; i >= least && !found; i--) {
+        struct sha256 key = store_state_key(&s->view.keys[i - 1]);
+        found = store_pin(store, &key, NULL);
+    }
+    struct store_hit hit;
+    if (!found && least <= n && store_pin(store, &s->view.keys[least - 1], &hit)) {
+        found = store_mask_has(&hit.mask, l, STORE_HIDDEN);
+        store_release(store, &hit, 1);
+    }
+    return found;
+}
+
+/* Returns whether the store has more of the prompt than the device. Then s has given recurrent
+ * states up. */
 static bool store_has_more(struct seq *s)
 {
     int next = s->n_done / STORE_CHUNK_TOKENS + 1;
     bool wanted = next <= (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS;
+    if (config_is_hybrid(&s->shared->model->cfg))
+        return wanted && s->shared->store != NULL && states_go_farther(s) &&
+               seq_give_up_known(s);
+    if (s->pin.impl != NULL) /* seq_take_place has taken a stored tail */
+        return false;
     bool found = wanted && seq_pin_chunks(s, next);
     if (found)
         store_release(s->shared->store, &s->pin, 1);
@@ -336,9 +366,7 @@ static void begin(struct schedule *c, struct seq *s)
         stairs_take_up(s);
         return;
     }
-    bool has_tail = s->pin.impl != NULL; /* seq_take_place has taken a stored tail */
-    if (s->n_done == 0 || s->n_done < view_moved(&s->view) ||
-        (!has_tail && store_has_more(s))) {
+    if (s->n_done == 0 || s->n_done < view_moved(&s->view) || store_has_more(s)) {
         restore_phase_begin(c->restores, s);
         return;
     }
@@ -346,7 +374,7 @@ static void begin(struct schedule *c, struct seq *s)
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.r.cached_tokens = seq_tokens_done(s);
-    if (has_tail)
+    if (s->pin.impl != NULL)
         s->out.n_stored = seq_at(s);
     else if (seq_pin_chunks(s, n))
         s->out.n_stored = view_token(&s->view, n * STORE_CHUNK_TOKENS);

@@ -175,9 +175,8 @@ bool seq_reads_all(const struct seq *s)
 
 bool seq_may_reuse(const struct seq *s)
 {
-    bool has_states = config_is_hybrid(&s->shared->model->cfg); /* blocks are not enough */
-    return s->shared->reuse && !has_states && !carry_is_on(&s->stairs.carry) &&
-           !seq_is_forced(s) && !seq_reads_all(s);
+    return s->shared->reuse && !carry_is_on(&s->stairs.carry) && !seq_is_forced(s) &&
+           !seq_reads_all(s);
 }
 
 int seq_blocks_wanted(const struct seq *s)
@@ -259,6 +258,38 @@ static bool awaits_tail(struct seq *s, int n)
            (double)(clock_now_ns() - s->t_tail) * 1e-9 < MAX(price_s, TAIL_WAIT_S);
 }
 
+/* Takes the longest state that stands behind known tokens; the table has all known full blocks. If
+ * the sequence is saved, a state inside a block needs that stored partial chunk, as below. */
+static int take_state(struct seq *s)
+{
+    const struct seq_shared *sh = s->shared;
+    const struct view *v = &s->view;
+    struct kv_table *t = &s->table;
+    int64_t most = v->n_tokens - 1, end;
+    int place, tail;
+    s->branch = t->n_known * KV_BLOCK_TOKENS;
+    for (;; most = end - 1) {
+        end = kv_table_find_state(sh->pool, t, &v->root, v->tokens, most, &place);
+        tail = (int)(end % KV_BLOCK_TOKENS);
+        if (end == 0 || tail == 0 || !seq_is_saved(s))
+            break;
+        const struct sha256 key = store_partial_key(chain_parent(&s->chain, t->n_known),
+                                                    v->tokens + end - tail, tail);
+        if (pin_to_continue(s, &key))
+            break;
+        if (awaits_tail(s, tail))
+            return -EAGAIN;
+    }
+    s->n_done = (int)end;
+    int rc = end > 0 ? kv_table_take_state(sh->pool, t, sh->stream, end, place) : 0;
+    if (rc != ERR_LIMIT)
+        return rc;
+    release_pin(s); /* waiting for another block might never end */
+    kv_table_cut(sh->pool, t, 0);
+    s->n_done = 0;
+    return 0;
+}
+
 /* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is copied.
  * If the sequence is saved, it takes no more of that block than a stored partial chunk has: a chunk
  * is saved whole, and the records of the rows that are not computed come from there. -EAGAIN: that
@@ -272,6 +303,8 @@ static int take_known(struct seq *s)
     if (!seq_may_reuse(s))
         return 0;
     int n = kv_table_take(sh->pool, &s->table, &v->root, v->tokens, v->n_tokens - 1, saved);
+    if (config_is_hybrid(&sh->model->cfg))
+        return take_state(s);
     int n_tail = saved ? pin_tail(s, n, &n_held) : 0;
     if (n_tail < n_held && awaits_tail(s, n_held - n_tail)) {
         release_pin(s);
@@ -301,6 +334,20 @@ bool seq_take_place(struct seq *s)
     seq_drop_blocks(s);
     s->n_done = 0;
     return false;
+}
+
+bool seq_give_up_known(struct seq *s)
+{
+    struct kv_pool *pool = s->shared->pool;
+    int n = seq_blocks_wanted(s);
+    if (kv_pool_free_blocks(pool) + kv_table_own_blocks(pool, &s->table) < n)
+        return false;
+    release_pin(s);
+    kv_table_cut(pool, &s->table, 0);
+    s->table.snapshot = s->n_done = 0;
+    if (!s->has_first)
+        s->out.r.device_tokens = 0;
+    return kv_table_reserve(pool, &s->table, (int64_t)n * KV_BLOCK_TOKENS, NULL) == 0;
 }
 
 /* Names known blocks by their chunks' keys, as far as these keys are known. */
@@ -372,6 +419,8 @@ void seq_drop_blocks(struct seq *s)
     if (s->n_done > 0 && s->table.n_blocks > 0) {
         keep(s);
         name_all_blocks(s);
+        if (!s->has_gap)
+            kv_table_leave_state(s->shared->pool, &s->table, s->n_done);
     }
     kv_table_cut(s->shared->pool, &s->table, 0);
     s->has_gap = false;
@@ -449,20 +498,24 @@ static struct save_states states_of(const struct seq *s)
 static struct snapshot_view snapshots_of(const struct seq *s, int done)
 {
     return (struct snapshot_view){.done = done,
-                                  .newest = s->snapshot,
+                                  .newest = s->table.snapshot,
                                   .prompt = s->req->ask.n_prompt,
-                                  .is_branch = done == s->out.r.cached_tokens &&
-                                               s->out.r.differs_at >= done};
+                                  .is_branch = done == s->branch};
 }
 
 int seq_rows_to_snapshot(const struct seq *s, int from)
 {
     const struct snapshot_view v = snapshots_of(s, from);
-    bool has_states = config_is_hybrid(&s->shared->model->cfg) && seq_is_saved(s);
-    return has_states ? (int)MIN(snapshot_next(&v) - from, INT_MAX) : INT_MAX;
+    int64_t next = INT_MAX;
+    if (config_is_hybrid(&s->shared->model->cfg) && seq_is_saved(s))
+        next = snapshot_next(&v);
+    if (s->branch > from && s->branch - v.newest >= SNAPSHOT_LEAST)
+        next = MIN(next, s->branch);
+    return (int)MIN(next - from, INT_MAX);
 }
 
-/* Takes the snapshot that is due here, if any. One that finds no room in the saver is left out. */
+/* Takes the snapshot that is due here, if any, for the store and for the device. One that finds no
+ * room in the saver is left out. */
 static void snapshot_here(struct seq *s)
 {
     const struct snapshot_view v = snapshots_of(s, s->n_done);
@@ -470,15 +523,18 @@ static void snapshot_here(struct seq *s)
         return;
     const struct save_states states = states_of(s);
     if (save_states(s->save, s->n_done, &states))
-        s->snapshot = s->n_done;
+        s->table.snapshot = s->n_done;
+    if (s->table.n_known * KV_BLOCK_TOKENS == s->n_done)
+        (void)kv_table_keep_state(s->shared->pool, &s->table, s->shared->stream);
 }
 
 /* The session goes idle: saves the tail, and a snapshot if it is worth its bytes. */
 static void save_end_of_turn(struct seq *s)
 {
-    bool is_far = s->n_done - s->snapshot >= SNAPSHOT_LEAST;
+    bool is_far = s->n_done - s->table.snapshot >= SNAPSHOT_LEAST;
     const struct save_states states = is_far ? states_of(s) : (struct save_states){0};
     save_idle(s->save, s->tokens, seq_at(s), is_far ? &states : NULL);
+    s->table.snapshot = is_far ? s->n_done : s->table.snapshot;
 }
 
 /* --- entering a phase ------------------------------------------------------------------------- */
@@ -534,6 +590,8 @@ void seq_enter_prefill(struct seq *s)
     if (is_stored)
         kv_table_mark_saved(s->shared->pool, &s->table, n);
     s->n_before_save = seq_at(s);
+    if (config_is_hybrid(&s->shared->model->cfg))
+        s->branch = MAX(s->branch, s->out.r.differs_at / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS);
     seq_open_save(s, s->n_done, &s->pin);
     snapshot_here(s);
 }
@@ -548,7 +606,7 @@ static void leave(struct seq *s)
     seq_drop_blocks(s);
     save_stop(s->save);
     s->n_done = 0;
-    s->snapshot = 0;
+    s->table.snapshot = 0;
     s->guess.n = s->guess.match = 0;
     enter(s, PHASE_WAIT);
     chain_extend(&s->chain, s->tokens, s->n_tokens);
@@ -740,8 +798,8 @@ void seq_advance(struct seq *s)
     CHECK(s->phase == PHASE_PREFILL || s->phase == PHASE_DECODE);
     s->n_done += s->n_rows;
     save_advance(s->save, s->tokens, seq_at(s));
-    snapshot_here(s);
     keep_new(s);
+    snapshot_here(s);
     stairs_advanced(s);
     if (seq_at(s) < s->n_tokens)
         return; /* prefill goes on, possibly on the next stair */

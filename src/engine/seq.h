@@ -170,8 +170,7 @@ struct seq {
     /* Saving of the sequence. In PHASE_WAIT: the saving from before the preemption. */
     struct save_seq *save;
     int n_before_save; /* index of the first token that `save` saves */
-    /* Tokens behind which the newest snapshot of its states stands (restore/snapshots.h). */
-    int64_t snapshot;
+    int branch; /* tokens up to which the device or the store has full blocks of other sequences */
     bool has_gap; /* blocks before a window were not restored, so they must not be shared */
     struct seq_upcoming upcoming;
     /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
@@ -225,6 +224,9 @@ bool phase_may_follow(enum phase from, enum phase to);
  * of a known block is about to be stored, s gets none, and false is returned. s still waits: a
  * transition to RESTORE or PREFILL follows. */
 bool seq_take_place(struct seq *s);
+/* Gives up the tokens that s has just taken over from the device, and keeps its place. Returns
+ * false, with s unchanged, if the blocks would not suffice. */
+bool seq_give_up_known(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);
 /* WAIT or RESTORE -> PREFILL. The first n_done tokens are in the cache, and saving begins behind

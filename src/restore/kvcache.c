@@ -9,7 +9,9 @@
  * Invariants:
  * 1. refs[b] is the number of tables that name b. If it is 0, b is either on the free stack or,
  *    if it is known, among the kept nodes of the prefix tree.
- * 2. The known blocks of a table are a path of the tree from its root. */
+ * 2. The known blocks of a table are a path of the tree from its root.
+ * 3. A place for states is free, a table's, or that of one known block. A table that needs one
+ *    takes it from the block whose state was used longest ago. */
 #include "restore/kvcache.h"
 
 #include <stdlib.h>
@@ -42,6 +44,14 @@ struct kv_pool {
     int32_t *refs;        /* [n_blocks] */
     int n_free;           /* free blocks of all classes */
     int *free_tails, n_free_tails;
+    /* [n_states] States that no table has. Each stands at the end of a known block. NULL: none is
+     * kept. */
+    struct kept_state {
+        int32_t block; /* PREFIX_NONE: the place is free, or a table's */
+        int64_t snapshot;
+        uint64_t last_use;
+    } * kept;
+    uint64_t n_state_uses;
     struct prefix *prefix; /* NULL: nothing is kept */
 };
 
@@ -188,8 +198,12 @@ int kv_pool_create(struct device *d, const struct kv_pool_opts *o, struct kv_poo
     }
     p->refs = xcalloc((size_t)o->n_blocks, sizeof *p->refs);
     fill_stacks(p);
-    if (o->keep && o->state_bytes == 0)
+    if (o->keep)
         p->prefix = prefix_create(o->n_blocks, o->policy);
+    if (o->keep && o->state_bytes > 0)
+        p->kept = xcalloc((size_t)o->n_states, sizeof *p->kept);
+    for (int i = 0; p->kept != NULL && i < o->n_states; i++)
+        p->kept[i].block = PREFIX_NONE;
     *out = p;
     return 0;
 }
@@ -203,6 +217,7 @@ void kv_pool_destroy(struct kv_pool *p)
     free(p->refs);
     free(p->free_blocks);
     free(p->free_tails);
+    free(p->kept);
     prefix_destroy(p->prefix);
     free(p);
 }
@@ -265,6 +280,9 @@ bool kv_pool_audit(const struct kv_pool *p)
             return false;
         n_used += is_used;
     }
+    for (int i = 0; p->kept != NULL && i < p->opts.n_states; i++)
+        if (p->kept[i].block != PREFIX_NONE && !is_known(p, p->kept[i].block))
+            return false;
     return audit_stacks(p) == p->n_free &&
            n_used + kv_pool_free_blocks(p) == p->opts.n_blocks &&
            (p->prefix == NULL || prefix_audit(p->prefix));
@@ -279,6 +297,71 @@ struct kv_layer kv_pool_layer(const struct kv_pool *p, int layer)
 {
     CHECK(p->has_memory && layer >= 0 && layer < p->opts.n_layers);
     return p->layers[layer];
+}
+
+/* --- states of recurrent layers --------------------------------------------------------------- */
+
+/* Returns the place of the state that stands at the end of a known block; -1: there is none. */
+static int state_behind(const struct kv_pool *p, int32_t b)
+{
+    for (int i = 0; p->kept != NULL && b != PREFIX_NONE && i < p->opts.n_states; i++)
+        if (p->kept[i].block == b)
+            return i;
+    return -1;
+}
+
+static void forget_state(struct kv_pool *p, int32_t b)
+{
+    int i = state_behind(p, b);
+    if (i < 0)
+        return;
+    p->kept[i].block = PREFIX_NONE;
+    p->free_tails[p->n_free_tails++] = i;
+}
+
+/* Takes a place; -1: tables have all of them. Its old contents stay until the caller writes. */
+static int take_tail(struct kv_pool *p)
+{
+    int32_t oldest = PREFIX_NONE;
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; p->n_free_tails == 0 && p->kept != NULL && i < p->opts.n_states; i++)
+        if (p->kept[i].block != PREFIX_NONE && p->kept[i].last_use < least) {
+            oldest = p->kept[i].block;
+            least = p->kept[i].last_use;
+        }
+    forget_state(p, oldest);
+    return p->n_free_tails > 0 ? p->free_tails[--p->n_free_tails] : -1;
+}
+
+static void keep_state(struct kv_pool *p, int place, int32_t b, const struct kv_table *t)
+{
+    p->kept[place] = (struct kept_state){b, t->snapshot, ++p->n_state_uses};
+}
+
+/* Returns whether all layers' states in a place have seen n tokens: a pass may have failed halfway.
+ * Kept inputs may still be among these tokens. */
+static bool stands_behind(const struct kv_pool *p, int place, int64_t n)
+{
+    bool all = true;
+    for (int l = 0; l < p->opts.n_layers; l++) {
+        uint8_t *state = p->layers[l].blocks + (size_t)place * p->opts.state_bytes;
+        if (layer_set_has(&p->opts.recurrent, l))
+            all = all && *delta_n_seen(state) <= n &&
+                  *delta_n_seen(state) + *delta_n_kept(state) >= n;
+    }
+    return all;
+}
+
+static int copy_state(const struct kv_pool *p, struct stream *s, int to, int from)
+{
+    int rc = 0;
+    for (int l = 0; to != from && rc == 0 && l < p->opts.n_layers; l++) {
+        uint8_t *all = p->layers[l].blocks;
+        if (layer_set_has(&p->opts.recurrent, l))
+            rc = stream_copy(s, all + (size_t)to * p->opts.state_bytes,
+                             all + (size_t)from * p->opts.state_bytes, p->opts.state_bytes);
+    }
+    return rc;
 }
 
 /* --- blocks ----------------------------------------------------------------------------------- */
@@ -315,6 +398,7 @@ static int32_t block_take(struct kv_pool *p, const struct kv_table *t)
 {
     int32_t b = p->n_free > 0 ? pop_free(p, t) : prefix_evict(p->prefix);
     CHECK(p->refs[b] == 0);
+    forget_state(p, b);
     p->refs[b] = 1;
     return b;
 }
@@ -377,8 +461,8 @@ int kv_table_reserve(struct kv_pool *p, struct kv_table *t, int64_t n_tokens,
                        kv_pool_free_blocks(p), p->opts.n_blocks);
     kv_table_prepare(t, (int)want);
     if (t->tail == 0 && (want > 0 || t->n_blocks > 0) && p->numbers.n_tails > 0) {
-        CHECK(p->n_free_tails > 0);
-        t->tail = 1 + p->free_tails[--p->n_free_tails];
+        t->tail = 1 + take_tail(p);
+        CHECK(t->tail > 0);
     }
     while (t->n_blocks < want) {
         t->blocks[t->n_blocks] = block_take(p, t);
@@ -429,19 +513,43 @@ static int32_t next_known(const struct kv_pool *p, const struct sha256 *root, in
                                                                                : next;
 }
 
+/* Returns the end of the longest kept state behind the n full blocks that end with b, or inside the
+ * block that follows them, within n_tokens tokens. 0: there is none. */
+static int64_t state_near(const struct kv_pool *p, const struct sha256 *root, int32_t b,
+                          int n, const int32_t *tokens, int64_t n_tokens, int *place)
+{
+    int64_t end = 0, from = (int64_t)n * KV_BLOCK_TOKENS;
+    for (int i = 0; p->kept != NULL && i < p->opts.n_states; i++) {
+        int32_t kept = p->kept[i].block;
+        if (kept == PREFIX_NONE)
+            continue;
+        int more = prefix_continues(p->prefix, kept, root, b, tokens + from,
+                                    n_tokens - from);
+        if ((kept == b || more > 0) && from + more > end) {
+            end = from + more;
+            *place = i;
+        }
+    }
+    return end;
+}
+
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                  int64_t n_tokens, bool saved_only, int *n_unused)
 {
-    int n = 0;
+    int n_usable = 0, unused = 0, place;
     int32_t b = PREFIX_NONE;
     *n_unused = 0;
-    for (; p->prefix != NULL && n < n_tokens / KV_BLOCK_TOKENS; n++) {
+    for (int n = 0; p->prefix != NULL && n < n_tokens / KV_BLOCK_TOKENS; n++) {
         b = next_known(p, root, b, tokens + (int64_t)n * KV_BLOCK_TOKENS, saved_only);
         if (b == PREFIX_NONE)
             break;
-        *n_unused += p->refs[b] == 0;
+        unused += p->refs[b] == 0;
+        if (p->kept != NULL && state_near(p, root, b, n + 1, tokens, n_tokens, &place) == 0)
+            continue;
+        n_usable = n + 1;
+        *n_unused = unused;
     }
-    return n;
+    return n_usable;
 }
 
 static int32_t last_known(const struct kv_table *t)
@@ -505,6 +613,61 @@ int kv_table_find_tail(const struct kv_pool *p, const struct kv_table *t,
     return n_same;
 }
 
+int64_t kv_table_find_state(struct kv_pool *p, struct kv_table *t,
+                            const struct sha256 *root, const int32_t *tokens,
+                            int64_t n_tokens, int *place)
+{
+    for (int64_t end;; kv_table_cut(p, t, t->n_known - 1)) {
+        end = state_near(p, root, last_known(t), t->n_known, tokens, n_tokens, place);
+        if (end > 0 || t->n_known == 0)
+            return end;
+    }
+}
+
+int kv_table_take_state(struct kv_pool *p, struct kv_table *t, struct stream *s,
+                        int64_t end, int place)
+{
+    int32_t b = p->kept[place].block;
+    bool is_partial = end % KV_BLOCK_TOKENS != 0;
+    t->snapshot = p->kept[place].snapshot;
+    p->kept[place].last_use = ++p->n_state_uses; /* others go first if t needs a place */
+    if (is_partial)
+        block_share(p, b);
+    int rc = kv_table_reserve(p, t, end, NULL);
+    if (rc == 0 && is_partial)
+        rc = copy_block(p, s, t->blocks[t->n_blocks - 1], b);
+    if (rc == 0)
+        rc = copy_state(p, s, kv_table_state(t), place);
+    if (is_partial)
+        block_drop(p, b, &t->use);
+    return rc;
+}
+
+int kv_table_keep_state(struct kv_pool *p, const struct kv_table *t, struct stream *s)
+{
+    int32_t b = last_known(t);
+    if (p->kept == NULL || b == PREFIX_NONE || state_behind(p, b) >= 0)
+        return 0;
+    int place = take_tail(p);
+    if (place < 0)
+        return 0;
+    keep_state(p, place, b, t);
+    return copy_state(p, s, place, kv_table_state(t));
+}
+
+void kv_table_leave_state(struct kv_pool *p, struct kv_table *t, int64_t n_done)
+{
+    int last = (int)((n_done - 1) / KV_BLOCK_TOKENS);
+    if (p->kept == NULL || t->tail == 0 || n_done <= 0 || last >= t->n_blocks)
+        return;
+    int32_t b = t->blocks[last];
+    if (p->prefix->node[b].n_tokens != (int)(n_done - (int64_t)last * KV_BLOCK_TOKENS) ||
+        state_behind(p, b) >= 0 || !stands_behind(p, kv_table_state(t), n_done))
+        return;
+    keep_state(p, kv_table_state(t), b, t);
+    t->tail = 0;
+}
+
 int kv_table_copy_tail(struct kv_pool *p, struct kv_table *t, struct stream *s,
                        const struct sha256 *root, const int32_t *tokens, int64_t n_tokens,
                        int *n_copied)
@@ -550,6 +713,7 @@ static void keep_full(struct kv_pool *p, struct kv_table *t, const struct sha256
         /* `own` may be known by the tokens that it held before it was full. */
         if (is_known(p, own))
             prefix_forget(p->prefix, own);
+        forget_state(p, own);
         block_drop(p, own, &t->use);
         t->blocks[t->n_known] = known;
     }

@@ -18,8 +18,8 @@
  * sequence ends, until a block is wanted and none is free.
  *
  * In a recurrent layer a sequence has one state instead of blocks: a table that has blocks also
- * has a place among the pool's states. A state is no prefix's: with such layers no block stays
- * known.
+ * has a place among the pool's states. Places that no table needs keep states that stand at the
+ * end of known blocks. A sequence continues known blocks up to such a state, with a copy of it.
  *
  * The pool's memory is reserved at creation and never grows. Not thread-safe: it belongs to the
  * engine's thread. Other threads may fill the blocks' contents. */
@@ -112,6 +112,9 @@ struct kv_table {
      * (kv_table_state); 0: it has no place. */
     int tail;
     int n_named; /* the first n_named blocks have names (kv_table_name) */
+    /* Tokens behind which the newest saved snapshot of the states stands, 0: none. The caller sets
+     * it. A kept state hands it on. */
+    int64_t snapshot;
     /* hints for blocks that the sequence releases from now on; the caller sets it */
     struct kv_use use;
 };
@@ -142,12 +145,28 @@ static inline int32_t kv_table_state(const struct kv_table *t)
  * saved blocks (saved_only); otherwise the chunks of the unsaved blocks would be missing from its
  * chain for ever. In a pool that does not keep, all these functions do nothing. */
 
-/* Returns how many full blocks of tokens[0..n_tokens) are known. *n_unused of them have no user. */
+/* Returns how many full blocks of tokens[0..n_tokens) are known, if layers are recurrent up to the
+ * last one with a state. *n_unused of them have no user. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                  int64_t n_tokens, bool saved_only, int *n_unused);
 /* t, which is empty, takes the known full blocks of tokens[0..n_tokens). Returns how many. */
 int kv_table_take(struct kv_pool *p, struct kv_table *t, const struct sha256 *root,
                   const int32_t *tokens, int64_t n_tokens, bool saved_only);
+/* For recurrent layers: finds the longest kept state of tokens[0..n_tokens), and cuts t's blocks,
+ * all of which are known, to the full ones before its end. Returns its end, and 0 if there is none.
+ * *place is for kv_table_take_state, before the pool changes. */
+int64_t kv_table_find_state(struct kv_pool *p, struct kv_table *t,
+                            const struct sha256 *root, const int32_t *tokens,
+                            int64_t n_tokens, int *place);
+/* Gives t copies of that state and of the block in which it ends. ERR_LIMIT: there is no room. */
+int kv_table_take_state(struct kv_pool *p, struct kv_table *t, struct stream *s,
+                        int64_t end, int place);
+/* Keeps a copy of t's state for the last of t's known blocks, at whose end it stands, if there is
+ * a place that no table has. */
+int kv_table_keep_state(struct kv_pool *p, const struct kv_table *t, struct stream *s);
+/* t, which the caller cuts to nothing next, leaves its state behind n_done tokens to the block that
+ * is known by the last of these tokens. */
+void kv_table_leave_state(struct kv_pool *p, struct kv_table *t, int64_t n_done);
 /* Finds the known unfinished block that agrees longest with the tokens behind t's blocks, all of
  * which are known. Sets *block_tokens to its *n_block tokens, valid until the pool changes.
  * Returns how many agree; 0: there is no such block. */

@@ -119,6 +119,17 @@ static int n_common(const struct prefix_node *c, const int32_t *tokens, int n)
     return k;
 }
 
+int prefix_continues(const struct prefix *x, int32_t block, const struct sha256 *root,
+                     int32_t parent, const int32_t *tokens, int64_t n)
+{
+    const struct prefix_node *b = &x->node[block];
+    bool fits = b->n_tokens < KV_BLOCK_TOKENS && b->n_tokens <= n;
+    return fits && is_child(b, root, parent) &&
+                   n_common(b, tokens, b->n_tokens) == b->n_tokens
+               ? b->n_tokens
+               : 0;
+}
+
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
                          const int32_t *tokens, int n, int *n_same)
 {

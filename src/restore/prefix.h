@@ -75,6 +75,10 @@ int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t p
  * index of the first token that differs; -1: there is no child, or that child ends first. */
 int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
                       const int32_t *tokens, int n);
+/* Returns how many tokens the block has if it is an unfinished child of parent and tokens[n] begin
+ * with all of them; else 0. */
+int prefix_continues(const struct prefix *x, int32_t block, const struct sha256 *root,
+                     int32_t parent, const int32_t *tokens, int64_t n);
 /* Returns the child of parent that agrees longest with the n tokens, in *n_same > 0 tokens, or
  * PREFIX_NONE. */
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,

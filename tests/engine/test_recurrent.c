@@ -35,6 +35,7 @@ static void open_hybrid(struct stack *k, const char *dtype, bool has_store, int 
                            .user.max_context = 256,
                            .user.max_sequences = 3,
                            .user.store_in_memory = has_store,
+                           .user.no_reuse = has_store,
                            .step_rows = step_rows};
     et_open(k, &o);
     et_prompt(prompt, N_PROMPT, 7);
@@ -56,7 +57,8 @@ static struct et_run alone(const char *dtype, int step_rows)
     return r;
 }
 
-/* Saves n tokens of the prompt, and restores them for the whole prompt. */
+/* Saves n tokens of the prompt, and restores them for the whole prompt. Without a store the
+ * second run goes on from the state that the first one leaves on the device. */
 static void check_cut(struct stack *k, const struct et_run *want, int n, const char *save,
                       const char *plan)
 {
@@ -67,7 +69,7 @@ static void check_cut(struct stack *k, const struct et_run *want, int n, const c
     struct et_ask a = {
         .prompt = prompt, .n_prompt = n, .max_tokens = 1, .save = save, .salt = salt};
     assert_int_equal(et_run(k, &a, &r), 0);
-    assert_int_equal(r.committed, n);
+    assert_int_equal(r.committed, k->store != NULL ? n : 0);
     a.n_prompt = N_PROMPT;
     a.max_tokens = N_GENERATE;
     a.plan = plan;
@@ -75,7 +77,7 @@ static void check_cut(struct stack *k, const struct et_run *want, int n, const c
     et_same(&r, want, salt);
     if (strcmp(plan, "recompute") != 0 && r.n_cached != n)
         fail_msg("%s: %d tokens came back: %s", salt, r.n_cached, r.miss);
-    assert_int_equal(r.n_device, 0);
+    assert_int_equal(r.n_device, k->store != NULL ? 0 : n);
 }
 
 static void every_cut(void **state)
@@ -85,15 +87,18 @@ static void every_cut(void **state)
     static const char *const dtypes[] = {"f32", "bf16"};
     for (int d = 0; d < 2; d++) {
         struct et_run want = alone(dtypes[d], 512);
-        struct stack k;
+        struct stack k, device;
         open_hybrid(&k, dtypes[d], true, 512);
+        open_hybrid(&device, dtypes[d], false, 512);
         for (int n = 1; n <= 200; n++) {
+            check_cut(&device, &want, n, "none", "auto");
             bool near = n % 64 <= 1 || n % 64 == 63;
             check_cut(&k, &want, n, d == 0 ? "both" : "hidden", plans[n % 7]);
             for (int i = 0; near && i < 8; i++)
                 check_cut(&k, &want, n, "both", plans[i]);
         }
         stack_close(&k);
+        stack_close(&device);
     }
 }
 
@@ -130,6 +135,7 @@ static void turns_and_branches(void **state)
                                .user.max_context = 256,
                                .user.store = et_dirs,
                                .user.n_store = 1,
+                               .user.no_reuse = true,
                                .io = io};
         et_open(&k, &o);
         int32_t last = text[n - 1];
@@ -157,6 +163,8 @@ static int32_t longer[N_LONG];
 /* hcache_opts.pack of the next stacks: "on" or "off". */
 static const char *packing = "off";
 
+static bool reuses; /* whether the next stacks keep states on the device */
+
 /* Returns whether packing makes a snapshot smaller: a convolution's of 576 bytes stays. */
 static bool packs(void)
 {
@@ -170,6 +178,8 @@ static void open_longer(struct stack *k, struct io *io, const char *dtype)
                            .user.dtype = dtype,
                            .user.threads = 2,
                            .user.max_context = 512,
+                           .user.no_reuse = !reuses,
+                           .user.max_sequences = 2,
                            .user.pack = packing,
                            .user.store = et_dirs,
                            .user.n_store = io != NULL ? 2 : 0,
@@ -323,14 +333,15 @@ static void the_end_of_a_turn(void **state)
     io_close(io);
 }
 
-/* The third context that shares its first tokens with others resumes where they part. */
+/* The third context that shares its first tokens with others resumes where they part: from the
+ * store or from the device. */
 static void a_branch(void **state)
 {
     struct io *io = et_disk(7, 1 << 28);
-    static const int places[] = {0, 0, 320};
+    const int place = reuses ? 0 : 320, places[] = {0, 0, place, place};
     struct stack k;
     open_longer(&k, io, "f32");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         struct et_run r, want;
         struct stack alone_k;
         et_prompt(longer + 330, N_LONG - 330, (uint64_t)(30 + i));
@@ -343,9 +354,49 @@ static void a_branch(void **state)
         assert_int_equal(et_run(&k, &a, &r), 0);
         et_same(&r, &want, "a branch");
         assert_int_equal(r.n_cached, i == 0 ? 0 : 320);
+        assert_int_equal(r.n_device, reuses && i > 1 ? 320 : 0);
         assert_int_equal(r.restore.snapshot_tokens, places[i]);
     }
     stack_close(&k);
+    io_close(io);
+}
+
+static void a_branch_on_the_device(void **state)
+{
+    reuses = true;
+    a_branch(state);
+    reuses = false;
+}
+
+/* The store's states are taken in place of the device's where they go much farther. */
+static void the_store_goes_farther(void **state)
+{
+    struct io *io = et_disk(11, 1 << 28);
+    struct et_run r, want = never_evicted("f32", N_LONG, N_GENERATE);
+    struct stack k;
+    for (int save_kv = 0; save_kv < 2; save_kv++) {
+        reuses = false;
+        open_longer(&k, io, "f32");
+        struct et_ask a = {.prompt = longer,
+                           .n_prompt = 420,
+                           .max_tokens = 1,
+                           .save = save_kv ? "kv" : "hidden",
+                           .salt = save_kv ? "kv" : ""};
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        stack_close(&k);
+        reuses = true;
+        open_longer(&k, io, "f32");
+        a.n_prompt = 90;
+        assert_int_equal(et_run(&k, &a, &r), 0); /* leaves its state on the device */
+        a.n_prompt = N_LONG;
+        a.max_tokens = N_GENERATE;
+        assert_int_equal(et_run(&k, &a, &r), 0);
+        et_same(&r, &want, "the store goes farther");
+        assert_int_equal(r.n_device, 0);
+        assert_int_equal(r.n_cached, save_kv ? 384 : 420); /* the end, or the snapshot */
+        stack_close(&k);
+    }
+    reuses = false;
     io_close(io);
 }
 
@@ -529,13 +580,16 @@ static void guesses(void **state)
                            .user.speculate = "15",
                            .user.threads = 2,
                            .user.max_context = 512,
-                           .user.max_sequences = N,
-                           .user.store_in_memory = true};
-    et_open(&with, &o);
-    o.user.speculate = "off";
-    o.user.store_in_memory = false;
-    et_open(&without, &o);
+                           .user.max_sequences = 2 * N,
+                           .user.no_reuse = true,
+                           .user.store_in_memory = true},
+                      plain = o;
+    plain.user.speculate = "off";
+    plain.user.store_in_memory = false;
+    et_open(&without, &plain);
     for (int t = 0; t < 3; t++) {
+        o.user.no_reuse = t > 0; /* at first the next turns go on from the device */
+        et_open(&with, &o);
         struct seq *s[N];
         struct et_ask ask[N];
         struct et_run a, b, want[N];
@@ -574,13 +628,14 @@ static void guesses(void **state)
             assert_int_equal(et_run(&without, &next, &b), 0);
             et_same(&a, &b, "the next turn");
             assert_int_equal(a.n_cached, n - 1);
+            assert_int_equal(a.n_device, t > 0 ? 0 : n - 1);
             n_snapshots += a.restore.snapshot_tokens == n - 1;
         }
+        stack_close(&with);
     }
-    stack_close(&with);
     stack_close(&without);
     assert_true(n_right > 1000 && n_wrong > 1000);
-    assert_int_equal(n_snapshots, 3 * N);
+    assert_int_equal(n_snapshots, 2 * N);
 }
 
 /* What a recurrent state cannot do is refused with what to do instead. */
@@ -629,6 +684,8 @@ int main(int argc, char **argv)
         {"states_alone", states_alone},
         {"the_end_of_a_turn", the_end_of_a_turn},
         {"a_branch", a_branch},
+        {"a_branch_on_the_device", a_branch_on_the_device},
+        {"the_store_goes_farther", the_store_goes_farther},
         {"damage", damage},
         {"erasing", erasing},
     };

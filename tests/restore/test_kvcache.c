@@ -162,8 +162,24 @@ static uint64_t value(const struct fake_seq *s, int pos)
            (uint64_t)s->root;
 }
 
+/* The state of s in the recurrent layer: how many tokens it has seen, and which. NULL: the pool has
+ * no such layer. */
+static int64_t *state_of(const struct fake_seq *s)
+{
+    struct kv_layer l = kv_pool_layer(keeping, 2);
+    return l.dtype != DTYPE_F32 || s->t.tail == 0
+               ? NULL
+               : (int64_t *)(void *)(l.blocks +
+                                     (size_t)kv_table_state(&s->t) * l.block_stride);
+}
+
 static void check_content(const struct fake_seq *s)
 {
+    const int64_t *state = state_of(s);
+    if (state != NULL && s->n_done > 0) {
+        assert_int_equal(state[0] + state[1], s->n_done);
+        assert_true(state[15] == (int64_t)value(s, s->n_done - 1));
+    }
     for (int pos = 0; pos < s->n_done; pos++) {
         if (*cell(s, pos) != value(s, pos))
             fail_msg("position %d of %d has another state", pos, s->n_done);
@@ -185,11 +201,25 @@ static int begin(struct fake_seq *s, struct rng *rng, int *n_copies)
                                &n_unused);
     int n_all = kv_pool_find(keeping, root, s->tokens, s->n_tokens, false, &n_unused);
     int n_taken = kv_table_take(keeping, &s->t, root, s->tokens, s->n_tokens, saved_only);
+    bool has_states = kv_pool_layer(keeping, 2).dtype == DTYPE_F32;
+    if (has_states) {
+        int place;
+        s->n_done = (int)kv_table_find_state(keeping, &s->t, root, s->tokens, s->n_tokens,
+                                             &place);
+        n_taken = s->t.n_blocks;
+        if (s->n_done > 0 &&
+            kv_table_take_state(keeping, &s->t, stream, s->n_done, place) != 0) {
+            kv_table_cut(keeping, &s->t, 0);
+            s->n_done = 0;
+        }
+        n_copied = s->n_done % 64;
+    } else {
+        s->n_done = n_taken * 64;
+    }
     assert_int_equal(n_taken, n_found);
     assert_true(n_found <= n_all);
     assert_true(n_unused <= n_all);
-    s->n_done = n_taken * 64;
-    if (s->n_done < s->n_tokens &&
+    if (!has_states && s->n_done < s->n_tokens &&
         kv_table_copy_tail(keeping, &s->t, stream, root, s->tokens, s->n_tokens,
                            &n_copied) == 0)
         s->n_done += n_copied;
@@ -205,15 +235,23 @@ static void compute(struct fake_seq *s, int n)
         return;
     for (; n > 0; n--, s->n_done++)
         *cell(s, s->n_done) = value(s, s->n_done);
+    int64_t *state = state_of(s);
+    if (state != NULL && s->n_done > 0) {
+        state[1] = s->n_done % 5; /* inputs that are kept behind it */
+        state[0] = s->n_done - state[1];
+        state[15] = (int64_t)value(s, s->n_done - 1);
+    }
     kv_table_keep(keeping, &s->t, &roots[s->root], s->tokens, s->n_done);
     if (s->n_tokens % 4 != 0)
         kv_table_mark_saved(keeping, &s->t, s->n_done / 64);
+    if (state != NULL && s->n_done % 64 == 0)
+        assert_int_equal(kv_table_keep_state(keeping, &s->t, stream), 0);
     check_content(s);
 }
 
 /* Sequences begin, compute and end at random in a pool that is too small for all: taken blocks
- * equal computed ones, and no block is in two places. */
-static void test_reuse(void **state)
+ * and states equal computed ones, and none is in two places. */
+static void walk(bool has_states)
 {
     static struct fake_seq s[N_SEQS];
     struct rng rng = {11};
@@ -221,6 +259,11 @@ static void test_reuse(void **state)
     int64_t n_taken = 0;
     int n_copies = 0;
     o.keep = true;
+    if (has_states) {
+        layer_set_add(&o.recurrent, 2);
+        o.state_bytes = 128;
+        o.n_states = N_SEQS + 1;
+    }
     roots[1].b[0] = 1;
     memset(s, 0, sizeof s);
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
@@ -230,6 +273,9 @@ static void test_reuse(void **state)
         if (x->n_tokens == 0) {
             n_taken += begin(x, &rng, &n_copies);
         } else if (x->n_done == x->n_tokens || rng_below(&rng, 20) == 0) {
+            if (rng_below(&rng, 8) == 0 && state_of(x) != NULL)
+                state_of(x)[0]--; /* a pass has failed halfway: this state is not kept */
+            kv_table_leave_state(keeping, &x->t, x->n_done);
             kv_table_free(keeping, &x->t);
             x->n_tokens = x->n_done = 0;
         } else {
@@ -246,13 +292,20 @@ static void test_reuse(void **state)
         if (step % 16 == 0)
             assert_true(kv_pool_audit(keeping));
     }
-    assert_true(n_taken > 1000 && n_copies > 100 && kv_pool_n_evicted(keeping) > 1000);
+    assert_true(n_taken > (has_states ? 300 : 1000) && n_copies > 100 &&
+                kv_pool_n_evicted(keeping) > 1000);
     for (int i = 0; i < N_SEQS; i++)
         kv_table_free(keeping, &s[i].t);
     assert_int_equal(kv_pool_free_blocks(keeping), 16);
     assert_true(kv_pool_kept_blocks(keeping) > 0);
     stream_destroy(stream);
     kv_pool_destroy(keeping);
+}
+
+static void test_reuse(void **state)
+{
+    walk(false);
+    walk(true);
 }
 
 /* The least recently used block is evicted first, and a chain's head not before its tail. */
