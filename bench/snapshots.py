@@ -12,7 +12,10 @@ of the mean request, with the sizes and FLOPs of a model at one speed.
   turn ends     a snapshot at the end of each turn, nothing else; no inputs
   each N        a snapshot each N tokens, nothing else; no inputs
   ours          the places of snapshots.h and inputs, from which states are replayed
+  ours, behind  the same, but inputs are dropped once a later snapshot of their context is taken
   ours, bare    the same places without inputs
+
+It also prints the bytes of a stored token, snapshots included, of what the store holds at the end.
 """
 import argparse
 import collections
@@ -43,7 +46,7 @@ class View(ctypes.Structure):
 
 def load_policy():
     out = os.path.join(tempfile.mkdtemp(prefix="hcache-snapshots."), "snapshots.so")
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(ROOT, "src"),
+    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(ROOT, "src"), "-I", os.path.join(ROOT, "lib"),
                     os.path.join(ROOT, "src/restore/snapshots.c"), "-o", out], check=True)
     lib = ctypes.CDLL(out)
     lib.snapshot_next.restype = ctypes.c_int64
@@ -66,6 +69,9 @@ class Store:
         self.used += n_bytes
         while self.used > self.cap:
             self.used -= self.items.popitem(last=False)[1]
+
+    def remove(self, key):
+        self.used -= self.items.pop(key, 0)
 
     def drop(self, key):
         if key in self.items:
@@ -94,11 +100,9 @@ def thin(lib, at, end):
 
 def run(requests, model, cap, kind, every, lib):
     kv, inputs, state, pass_gflop, replay_gflop = MODELS[model]
-    has_inputs = kind == "ours"
-    block_bytes = CHUNK * (kv + (inputs if has_inputs else 0))
+    has_inputs = kind in ("ours", "behind")
     store, node_of, ends, total = Store(cap), {}, collections.defaultdict(set), 0.0
     children = collections.Counter()
-    n_again = 0
     for r in requests:
         path, parent, n_known = [], (r["session"],), 0
         for a, b in r["blocks"]:
@@ -126,15 +130,20 @@ def run(requests, model, cap, kind, every, lib):
         if exact and max(exact) > have:
             have = max(exact)
         if has_inputs:
-            again = (known - have) * pass_gflop + (have - at) * replay_gflop
+            replayed = at  # up to which the inputs are there
+            while replayed < have and ("i", path[replayed // CHUNK]) in store.items:
+                replayed = min(have, replayed // CHUNK * CHUNK + CHUNK)
+            again = (known - replayed) * pass_gflop + (replayed - at) * replay_gflop
+            have = replayed
         else:
             again = (known - at) * pass_gflop
         total += max(again, 0) / GFLOPS * 1000
-        n_again += known > at
         # uses: the deeper, the earlier
         prompt = r["in"]
-        for node in reversed(path):
-            store.put(("b", node), block_bytes)
+        for k in range(len(path) - 1, -1, -1):
+            store.put(("b", path[k]), CHUNK * kv)
+            if has_inputs and (kind == "ours" or k >= have // CHUNK or ("i", path[k]) in store.items):
+                store.put(("i", path[k]), CHUNK * inputs)
         if at in snaps:
             store.put(("s", path[at // CHUNK - 1]), state)
         elif at > 0:
@@ -147,7 +156,7 @@ def run(requests, model, cap, kind, every, lib):
             branch = n_known < len(path) and n_known > 0 and children[path[n_known - 1]] > 1
             start = have if has_inputs else at
             places = ours_places(lib, start, at, prompt, branch and start % CHUNK == 0)
-            if not has_inputs and branch and n_known * CHUNK - at >= LEAST:
+            if kind != "ours" and branch and n_known * CHUNK - at >= LEAST:
                 places.append(n_known * CHUNK)
             for p in thin(lib, snaps, have) if len(snaps) > 1 else []:
                 store.drop(("s", path[p // CHUNK - 1]))
@@ -156,6 +165,8 @@ def run(requests, model, cap, kind, every, lib):
             if 0 < p // CHUNK <= len(path):
                 store.put(("s", path[p // CHUNK - 1]), state)
                 newest = max(newest, p)
+        for k in range(newest // CHUNK if kind == "behind" else 0):
+            store.remove(("i", path[k]) if k < len(path) else None)
         end = prompt + r["out"]
         if kind == "turns" or (kind != "each" and end - newest >= LEAST):
             store.put(("e", r["session"], end), state)
@@ -163,7 +174,8 @@ def run(requests, model, cap, kind, every, lib):
                 ends[path[-1]].add(end)
         elif path:
             ends[path[-1]].add(end)
-    return total / len(requests), n_again
+    n_blocks = sum(k[0] == "b" for k in store.items)
+    return total / len(requests), store.used / max(1, n_blocks * CHUNK)
 
 
 def main():
@@ -184,12 +196,11 @@ def main():
     lib = load_policy()
     print(f"{len(requests)} requests of {len(chosen)} sessions, {a.model}: ms computed again, mean")
     for cap in a.cap:
-        row = {"turn ends": run(requests, a.model, cap * 2**30, "turns", 0, lib)[0]}
-        for n in a.n:
-            row[f"each {n}"] = run(requests, a.model, cap * 2**30, "each", n, lib)[0]
-        row["ours"] = run(requests, a.model, cap * 2**30, "ours", 0, lib)[0]
-        row["ours, bare"] = run(requests, a.model, cap * 2**30, "bare", 0, lib)[0]
-        print(f"{cap:7g} GiB  " + "  ".join(f"{k} {v:.0f}" for k, v in row.items()), flush=True)
+        arms = [("turn ends", "turns", 0)] + [(f"each {n}", "each", n) for n in a.n]
+        arms += [("ours", "ours", 0), ("ours, behind", "behind", 0), ("ours, bare", "bare", 0)]
+        row = {name: run(requests, a.model, cap * 2**30, kind, n, lib) for name, kind, n in arms}
+        print(f"{cap:7g} GiB  " + "  ".join(f"{k} {ms:.0f} ({size / 1024:.0f} KiB)" for k, (ms, size) in row.items()),
+              flush=True)
     return 0
 
 

@@ -1,12 +1,13 @@
 """Compares turns whose state comes back from an encrypted and packed store with the same turns of a
 server without a store, while the server is killed and bits of its store are flipped:
 
-    tools/restore_campaign.py build/release [--turns N] [--seed N] [--model hybrid]
+    tools/restore_campaign.py build/release [--turns N] [--seed N] [--model qwen3.5]
 
-`hybrid` is the model of random weights with recurrent layers (tests/e2e/hybrid_model.py). Each turn
-continues one of many contexts, which are up to --words long and begin like others. Its text and the log-probabilities of its tokens must equal
-those of the other server, digit for digit. Between kills a few bits of the chunks or of the index
-are flipped: damage is a miss. Prints how many turns were compared, how many had restored state, and
+A family of tests/model/golden/families that has recurrent layers, such as qwen3.5 or
+granite-h-dense, names a model of random weights (tests/e2e/hybrid_model.py). Each turn continues
+one of many contexts, which are up to --words long and begin like others. Its text and the
+log-probabilities of its tokens must equal those of the other server, digit for digit; half of the servers also reuse what the device has. Between kills
+a few bits of the chunks or of the index are flipped: damage is a miss. Prints how many turns were compared, how many had restored state, and
 how many differed."""
 import argparse
 import json
@@ -24,7 +25,7 @@ p.add_argument("--contexts", type=int, default=400)
 p.add_argument("--seed", type=int, default=1)
 p.add_argument("--clients", type=int, default=4)
 p.add_argument("--words", type=int, default=260)
-p.add_argument("--model", default="demo", choices=("demo", "hybrid"))
+p.add_argument("--model", default="demo")
 args = p.parse_args()
 os.environ["HCACHE_BUILD"] = args.build
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")
@@ -35,7 +36,7 @@ from serve_client import Server  # noqa: E402
 rng = random.Random(args.seed)
 tmp = tempfile.mkdtemp(prefix="hcache-campaign.")
 store = os.path.join(tmp, "store")
-MODEL = os.path.join(ROOT, "models", "demo") if args.model == "demo" else write_hybrid_model(os.path.join(tmp, "model"))
+MODEL = os.path.join(ROOT, "models", "demo") if args.model == "demo" else write_hybrid_model(os.path.join(tmp, "model"), args.model)
 env = {"HCACHE_STORE_SECRET": f"{rng.getrandbits(256):064x}"}
 words = "bird tree song river little green morning happy told friend dog rain garden blue under went".split()
 contexts = [" ".join(rng.choice(words) for _ in range(rng.randrange(90, args.words))) for _ in range(args.contexts)]
@@ -109,8 +110,8 @@ each(range(args.contexts), lambda i: reference.__setitem__(i, ask(alone, context
 alone.stop()
 while n["turns"] < args.turns:
     server = Server(MODEL, "--store", store, "--store-key", "env", "--pack", "on", "--plan",
-                    rng.choice(["kv", "hidden", "auto"]), "--no-reuse", "--dtype", "bf16", "--store-cap", "1G", "--dram",
-                    rng.choice(["0", "32M"]), env=env)
+                    rng.choice(["kv", "hidden", "auto"]), "--dtype", "bf16", "--store-cap", "1G", "--dram",
+                    rng.choice(["0", "32M"]), *rng.choice([[], ["--no-reuse"]]), env=env)
     killer = threading.Timer(rng.uniform(0.3, 5), server.p.kill) if rng.randrange(2) else None
     if killer:
         killer.start()
