@@ -403,8 +403,8 @@ struct ops {
      * position continues the state.  The state advances over no row that is ahead (r->ahead).  The
      * inputs of these rows are kept, and the first row of the next call says by its position how
      * many of them count: the state advances over those first.  Rows that are ahead need states
-     * with room for them (delta_room_bytes).  out.data NULL: only the states are wanted.  NULL on
-     * a device that lacks the operation. */
+     * with room for them (delta_room_bytes).  out.data NULL: only the states are wanted, and q is
+     * read in the last n_conv - 1 rows alone.  NULL on a device that lacks the operation. */
     int (*delta_net)(struct stream *s, struct mat out, struct mat in,
                      const struct delta_rule *d, const struct kv_layer *states,
                      const struct ragged *r);
