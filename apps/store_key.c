@@ -3,9 +3,11 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/log.h"
 
 int store_key_read(const char *from, uint8_t out[HCACHE_STORE_KEY_BYTES], struct err *err)
 {
@@ -13,12 +15,15 @@ int store_key_read(const char *from, uint8_t out[HCACHE_STORE_KEY_BYTES], struct
     const char *text = getenv(STORE_KEY_VARIABLE);
     char *file = NULL;
     struct sha256 key;
+    struct stat st;
     size_t n = text != NULL ? strlen(text) : 0;
     int rc = in_env ? 0 : file_read(from, 4096, &file, &n, err);
     if (rc != 0)
         return rc;
     if (!in_env)
         text = file;
+    if (!in_env && stat(from, &st) == 0 && (st.st_mode & (S_IRGRP | S_IROTH)) != 0)
+        log_warn("--store-key: other users can read the key in %s (chmod 600)", from);
     bool is_key = text != NULL && sha256_parse(text, &key);
     if (!is_key || SHA256_HEX + strspn(text + SHA256_HEX, "\r\n") != n)
         rc = err_set(

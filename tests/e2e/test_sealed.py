@@ -110,7 +110,7 @@ def test(folder):
     equal("still nothing shows", shown(needles, store), set())
     open(os.path.join(folder, "more"), "w").write(key + "\0x")
     for k, o, why in ((None, [], "is encrypted: give its key"), (other, [], "with another key"),
-                      (None, ["--store-key", os.path.join(folder, "more")], "and nothing else")):
+                      *((None, ["--store-key", os.path.join(folder, "more")], w) for w in ("and nothing else", "other users can read"))):
         check(f"a start is refused: {why}", why in str(raises(RuntimeError, lambda: start(store, k, *o))))
     check("a key for plain files is refused", "is not encrypted" in str(raises(RuntimeError, lambda: start(plain, key))))
     for option, name in (("--files", "files"), ("--conversations", "conversations.db")):
