@@ -257,7 +257,7 @@ int memory_plan_share(const struct memory_ask *a, const struct weights_sizes *z,
     snprintf(
         out->table, sizeof out->table,
         "memory, GB: %.2f in all; %s %.2f; %d of %d %s stay %.2f; %d pass through "
-        "%.2f; KV of %lld tokens %.2f; activations and buffers %.2f. %s%.2f GB are read "
+        "%.2f; KV of %lld tokens %.2f; activations and buffers %.2f; %s%.2f GB are read "
         "for each pass",
         (double)b.all / 1e9, b.others, (double)b.kept / 1e9, out->n_resident, z->n_units,
         b.units, (double)b.unit * out->n_resident / 1e9, b.n_slots,

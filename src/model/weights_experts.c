@@ -188,6 +188,8 @@ static void expect(void *arg, int l, const int32_t *ids, int n)
     for (int i = 0; i < n; i++) {
         x->list[i] = l * x->n_experts + ids[i];
         expert_cache_use(&x->cache, x->list[i]);
+        if (x->cache.slot_of[x->list[i]] >= 0)
+            x->cache.pinned[x->cache.slot_of[x->list[i]]] = true;
     }
     x->n_list = n;
     x->n_begun = x->n_lent = 0;
@@ -229,13 +231,6 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
     (void)s;
     *out = &x->o.w->layers[l];
     return x->stopped ? ERR_CANCELLED : 0;
-}
-
-static void release(void *arg, int l, struct stream *s)
-{
-    (void)arg;
-    (void)l;
-    (void)s;
 }
 
 static void stats(void *arg, struct weights_stream_stats *out)
@@ -298,7 +293,6 @@ int weights_experts_open(const struct weights_experts_opts *o, struct layer_sour
         return rc;
     }
     *out = (struct layer_source){.acquire = acquire,
-                                 .release = release,
                                  .expect = expect,
                                  .lend = lend,
                                  .arg = x,

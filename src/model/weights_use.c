@@ -42,7 +42,7 @@ bool weights_lend_expert(const struct weights *w, int l, int e, struct weight *u
 
 void weights_release(const struct weights *w, int l, struct stream *s)
 {
-    if (w->source != NULL)
+    if (w->source != NULL && w->source->release != NULL)
         w->source->release(w->source->arg, l, s);
 }
 
