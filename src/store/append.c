@@ -1,5 +1,8 @@
 /* append.c - appends chunks: finds the missing records, places their extents, writes them.
  *
+ * A device gets one extent, and a second one if the chunk has records that the store keeps apart
+ * (store_keep_apart): these can then be dropped without the others.
+ *
  * One append of a key runs at a time (has_writer), so two threads that save the same chunk store
  * it once: the second waits and then finds nothing missing. Space is reserved before the lock is
  * dropped for the write, so the cap holds at every moment. */
@@ -114,22 +117,34 @@ static struct draft *draft_new(const struct store *s, const struct store_chunk *
     return d;
 }
 
-/* Makes one draft per device that misses records. Returns the bytes of all drafts. */
+/* Returns whether the store keeps records of this chunk apart. */
+static bool has_parts(const struct store *s, const struct store_chunk *c)
+{
+    return n_tokens_of(c) == STORE_CHUNK_TOKENS && !layer_set_is_empty(&s->apart.layers) &&
+           memcmp(&c->fingerprint, &s->apart.of, sizeof s->apart.of) == 0;
+}
+
+/* Makes one draft per device that misses records, or two: the second one, n_devices behind the
+ * first, has the records that are kept apart. Returns the bytes of all drafts. */
 static uint64_t drafts_plan(const struct store *s, const struct store_chunk *c,
                             const struct store_mask *have, struct draft **drafts)
 {
     int n_devices = s->media->n_devices;
+    bool parts = has_parts(s, c);
     for (int i = 0; i < c->n_records; i++) {
         const struct store_record *r = &c->records[i];
         if (store_mask_has(have, r->layer, r->kind))
             continue;
         int device = (int)((c->chunk_idx + (uint32_t)r->layer) % (uint32_t)n_devices);
-        if (drafts[device] == NULL)
-            drafts[device] = draft_new(s, c, device);
-        draft_insert(s, drafts[device], r);
+        int at = device;
+        if (parts && layer_set_has(&s->apart.layers, r->layer))
+            at += n_devices;
+        if (drafts[at] == NULL)
+            drafts[at] = draft_new(s, c, device);
+        draft_insert(s, drafts[at], r);
     }
     uint64_t all_bytes = 0;
-    for (int i = 0; i < n_devices; i++) {
+    for (int i = 0; i < store_most_extents(s); i++) {
         if (drafts[i] == NULL)
             continue;
         drafts[i]->h.n_bytes = chunk_layout(drafts[i]->h.records, drafts[i]->h.n_records);
@@ -157,7 +172,7 @@ static struct extent *extent_new(struct chunk_header *h)
 static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                    const struct sha256 *newcomer, struct err *err)
 {
-    uint64_t n_ids = (uint64_t)s->media->n_devices;
+    uint64_t n_ids = (uint64_t)store_most_extents(s);
     int rc = 0;
     do {
         if (s->ledger.id_limit - s->ledger.next_id < n_ids) {
@@ -177,11 +192,12 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
 static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **drafts,
                           bool has_copies, struct err *err)
 {
-    for (int i = 0; i < s->media->n_devices; i++) {
+    for (int i = 0; i < store_most_extents(s); i++) {
         struct draft *d = drafts[i];
         if (d == NULL)
             continue;
-        int rc = alloc_take(&s->space.alloc[i], d->h.n_bytes, &d->h.segment, &d->h.offset);
+        int rc = alloc_take(&s->space.alloc[d->h.device], d->h.n_bytes, &d->h.segment,
+                            &d->h.offset);
         if (rc != 0)
             return err_set(err, rc, "a chunk of %llu bytes does not fit a segment of %llu",
                            (unsigned long long)d->h.n_bytes,
@@ -197,7 +213,7 @@ static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **dr
 
 static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
 {
-    for (int i = 0; i < s->media->n_devices; i++) {
+    for (int i = 0; i < store_most_extents(s); i++) {
         if (drafts[i] == NULL)
             continue;
         const struct tier_copy *copy = drafts[i]->x->copy;
@@ -212,7 +228,7 @@ static int drafts_write(struct store *s, struct draft **drafts, struct err *err)
 /* [lock] Gives back the reserved space of drafts whose extents are not on a chunk's node. */
 static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
-    for (int i = 0; i < s->media->n_devices; i++) {
+    for (int i = 0; i < store_most_extents(s); i++) {
         struct draft *d = drafts[i];
         if (d == NULL || d->x == NULL)
             continue;
@@ -263,7 +279,7 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
 /* [lock] Hands the written extents to the next commit. */
 static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **drafts)
 {
-    for (int i = 0; i < s->media->n_devices; i++) {
+    for (int i = 0; i < store_most_extents(s); i++) {
         struct draft *d = drafts[i];
         if (d == NULL)
             continue;
@@ -283,7 +299,7 @@ static void drafts_attach(struct store *s, struct chunk_node *n, struct draft **
 static void drafts_free(struct store *s, uint16_t owner_idx, struct draft **drafts)
 {
     drafts_return(s, owner_idx, drafts);
-    for (int i = 0; i < s->media->n_devices; i++)
+    for (int i = 0; i < store_most_extents(s); i++)
         free(drafts[i]);
 }
 
@@ -368,7 +384,7 @@ static int drafts_replace(struct store *s, struct chunk_node *n, struct draft **
     const struct catalog_owner *o = &s->catalog.owners[n->owner_idx];
     uint64_t quota = o->quota_bytes != 0 ? o->quota_bytes : sp->quota_bytes;
     int rc = 0;
-    if (s->ledger.id_limit - s->ledger.next_id < (uint64_t)s->media->n_devices) {
+    if (s->ledger.id_limit - s->ledger.next_id < (uint64_t)store_most_extents(s)) {
         pthread_mutex_unlock(&s->lock);
         rc = store_commit_run(s, STORE_COMMIT_IDS, err);
         pthread_mutex_lock(&s->lock);
@@ -378,7 +394,7 @@ static int drafts_replace(struct store *s, struct chunk_node *n, struct draft **
     if ((sp->cap_bytes != 0 && sp->used_bytes + n_bytes > sp->cap_bytes) ||
         (quota != 0 && o->used_bytes + n_bytes > quota) ||
         !space_index_has_room(sp, &s->catalog, s->ledger.index_bytes,
-                              s->ledger.n_pending + (uint64_t)s->home.n_dirs,
+                              s->ledger.n_pending + (uint64_t)store_most_extents(s),
                               s->ledger.pending_bytes + n_bytes))
         return err_set(err, ERR_BUSY, "there is no room for a chunk in two forms");
     rc = drafts_reserve(s, n->owner_idx, drafts, has_copy(n), err);
@@ -404,7 +420,7 @@ static bool has_just(const struct chunk_node *n, const struct store_chunk *c)
 
 int store_append(struct store *s, const struct store_chunk *chunk, struct err *err)
 {
-    struct draft *drafts[STORE_MAX_DEVICES] = {0};
+    struct draft *drafts[2 * STORE_MAX_DEVICES] = {0};
     struct store_writing w;
     int rc = chunk_check(s, chunk, err);
     if (rc == 0)

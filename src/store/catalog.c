@@ -556,9 +556,15 @@ void catalog_detach(struct catalog *c, struct extent *x)
     catalog_settle(c, n);
 }
 
-void catalog_retire(struct catalog *c, struct extent *x)
+void catalog_retire(struct catalog *c, struct extent *x, bool is_last)
 {
     CHECK(x->state == EXTENT_LIVE && x->node->n_live > 1);
+    struct store_mask gone = {0};
+    if (is_last)
+        gone = chunk_mask(x->records, x->n_records);
+    for (int k = 0; k < STORE_KINDS; k++)
+        for (int w = 0; w < STORE_MAX_LAYERS / 64; w++)
+            x->node->mask.has[k][w] &= ~gone.has[k][w];
     x->state = EXTENT_DEAD;
     node_loses(c, x->node);
 }

@@ -26,7 +26,7 @@
 enum extent_state {
     EXTENT_PENDING, /* written and not committed: look-ups do not find it */
     EXTENT_LIVE,    /* committed: the index has its row */
-    EXTENT_DEAD,    /* condemned or replaced, and kept only because a hit pins its chunk */
+    EXTENT_DEAD, /* condemned, replaced or dropped, and kept only because a hit pins its chunk */
     /* Taken off its node. Its space becomes free when the index no longer names it. */
     EXTENT_FREEING,
 };
@@ -192,8 +192,9 @@ void catalog_publish(struct catalog *c, struct extent *x);
 /* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents must
  * leave together, since the node's mask is the union of their records. */
 void catalog_detach(struct catalog *c, struct extent *x);
-/* Changes the state of one extent from LIVE to DEAD. Others of its node have its records, too. */
-void catalog_retire(struct catalog *c, struct extent *x);
+/* Changes the state of one extent from LIVE to DEAD. Its records, which are loaded, leave the node;
+ * or the node's other extents have them, too, unless is_last. */
+void catalog_retire(struct catalog *c, struct extent *x, bool is_last);
 /* Changes the state of all the node's extents from LIVE to DEAD. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
 

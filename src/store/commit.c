@@ -197,7 +197,7 @@ static void replaced_drop(struct store *s, struct extent *x)
         if (old->state != EXTENT_LIVE || old == x)
             continue;
         tier_forget(s->tier, old);
-        catalog_retire(&s->catalog, old);
+        catalog_retire(&s->catalog, old, false);
         if (n->n_pins > 0)
             continue;
         catalog_detach(&s->catalog, old);

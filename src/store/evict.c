@@ -317,13 +317,12 @@ static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
                    (unsigned long long)s->catalog.guaranteed_bytes);
 }
 
-/* [lock] Returns whether the index stays in its share if extents of n_bytes in all are appended,
- * one on each device. */
+/* [lock] Returns whether the index stays in its share if a chunk of n_bytes in all is appended. */
 static bool index_has_room(const struct store *s, uint64_t n_bytes)
 {
     const struct ledger *l = &s->ledger;
     return space_index_has_room(&s->space, &s->catalog, l->index_bytes,
-                                l->n_pending + (uint64_t)s->home.n_dirs,
+                                l->n_pending + (uint64_t)store_most_extents(s),
                                 l->pending_bytes + n_bytes);
 }
 

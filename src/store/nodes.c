@@ -11,6 +11,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/mem.h"
 #include "base/plural.h"
 #include "store/store_impl.h"
 
@@ -216,6 +217,74 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
         take_node(s, node, out);
     }
     return n_taken;
+}
+
+/* --- records that are dropped alone ----------------------------------------------------------- */
+
+void store_keep_apart(struct store *s, const struct sha256 *fingerprint,
+                      const struct layer_set *layers)
+{
+    pthread_mutex_lock(&s->lock);
+    s->apart.of = *fingerprint;
+    s->apart.layers = *layers;
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Returns whether an extent's records are loaded, and all of these layers. */
+static bool is_of(const struct extent *x, const struct layer_set *layers)
+{
+    bool is = x->records != NULL;
+    for (int i = 0; is && i < x->n_records; i++)
+        is = layer_set_has(layers, x->records[i].layer);
+    return is;
+}
+
+uint64_t store_drop_records(struct store *s, const struct store_hit *hit,
+                            const struct layer_set *layers)
+{
+    struct chunk_node *n = hit->impl;
+    uint64_t n_bytes = 0;
+    pthread_mutex_lock(&s->lock);
+    bool may = n->n_pending == 0 && !n->has_writer && !n->doomed && n->n_guarded == 0;
+    for (struct extent *x = n->extents; may && x != NULL; x = x->next) {
+        if (x->state != EXTENT_LIVE || n->n_live == 1 || !is_of(x, layers))
+            continue;
+        x->wipe |= n->ttl_s != 0; /* a time to live is a promise to forget */
+        n_bytes += extent_bytes(x);
+        tier_forget(s->tier, x);
+        catalog_retire(&s->catalog, x, true);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return n_bytes;
+}
+
+static bool is_full(const struct chunk_node *n)
+{
+    return n->n_live > 0 && !n->doomed && n->n_tokens == STORE_CHUNK_TOKENS;
+}
+
+struct store_link *store_chain_of(struct store *s, const struct sha256 *last, int *n)
+{
+    pthread_mutex_lock(&s->lock);
+    const struct chunk_node *node = catalog_find(&s->catalog, last);
+    int i = *n = node != NULL && is_full(node) ? (int)node->chunk_idx + 1 : 0;
+    struct store_link *links = xcalloc((size_t)i + 1, sizeof *links);
+    for (; i > 0 && node != NULL && is_full(node); node = node->parent) {
+        int n_next = 0;
+        for (const struct chunk_node *c = node->child; c != NULL && n_next < 2;
+             c = c->older)
+            n_next += is_full(c);
+        links[--i] = (struct store_link){.key = node->key,
+                                         .mask = node->mask,
+                                         .is_branch = n_next > 1,
+                                         .is_pinned = node->pin_at != 0};
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (*n > 0 && i == 0)
+        return links;
+    free(links);
+    *n = 0;
+    return NULL;
 }
 
 /* --- pins and damage -------------------------------------------------------------------------- */

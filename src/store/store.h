@@ -29,6 +29,7 @@
 
 #include "base/err.h"
 #include "base/hash.h"
+#include "base/layer_set.h"
 #include "base/minmax.h"
 #include "seal/seal.h"
 #include "store/placement.h"
@@ -361,6 +362,33 @@ int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
 /* Sets the fingerprint that the caller looks for (NULL: none), so that a lookup can report "state
  * of another model or build". Changes nothing else. */
 void store_expect(struct store *s, const struct sha256 *fingerprint);
+
+/* --- records that may be dropped alone -------------------------------------------------------- */
+
+/* Has full chunks of this fingerprint that are appended from now on keep the records of some layers
+ * in extents of their own, so that store_drop_records can drop these. Call it once, before the
+ * first append. */
+void store_keep_apart(struct store *s, const struct sha256 *fingerprint,
+                      const struct layer_set *layers);
+/* Drops the records of these layers from a held and loaded chunk, and returns their bytes. Look-ups
+ * made later no longer find them; earlier hits can still read them. Records that share an extent
+ * with others stay, and so do all records of a guaranteed chunk, of one that is being saved, and of
+ * one that would have none left. The next commit makes it durable; after a crash before it the
+ * records may be back. A later append of the chunk stores them anew. */
+uint64_t store_drop_records(struct store *s, const struct store_hit *hit,
+                            const struct layer_set *layers);
+
+/* A full chunk of a stored chain. */
+struct store_link {
+    struct sha256 key;
+    struct store_mask mask;
+    bool is_branch; /* several full chunks continue it */
+    bool is_pinned; /* it has a lasting pin */
+};
+/* Returns the chain of full chunks that ends with a stored chunk, in their order, or NULL if a
+ * chunk of it is missing. *n is their number. The caller frees it. Reads nothing from the disk, and
+ * does not count as a use. */
+struct store_link *store_chain_of(struct store *s, const struct sha256 *last, int *n);
 
 /* Declares a chunk damaged after a failed check. This chunk and all that continue it are misses
  * from now on, until it is appended again. The reason is remembered and counted. Its bytes are

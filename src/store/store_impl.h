@@ -100,6 +100,10 @@ struct store {
     struct erasing erasing;
     struct whys whys;
     struct tier *tier; /* copies of disk extents in DRAM; NULL: none */
+    struct {           /* store_keep_apart; no layers: nothing is kept apart */
+        struct sha256 of;
+        struct layer_set layers;
+    } apart;
     /* Chunks that waiting requests need: struct store_want (fetch.c). */
     struct read_ahead_queue wants;
 
@@ -114,6 +118,12 @@ struct store {
 };
 
 /* Functions marked [lock] are called with s->lock held. */
+
+/* Returns how many extents an append may write. */
+static inline int store_most_extents(const struct store *s)
+{
+    return (layer_set_is_empty(&s->apart.layers) ? 1 : 2) * s->media->n_devices;
+}
 
 /* Frees all wants; called at close. */
 void store_free_wants(struct store *s);

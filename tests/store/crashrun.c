@@ -16,6 +16,8 @@
 #include "store/store_impl.h"
 
 enum { N_CTX = 5, N_CHUNKS = 4, N_SLOTS = N_CTX * N_CHUNKS, N_LAYERS = 2, N_STEPS = 24 };
+enum { APART = 1 }; /* the layer whose records may be dropped alone */
+static const struct layer_set apart = {{1 << APART}};
 
 static const struct st_shape tiny = {.n_layers = N_LAYERS, .n_bytes = {600, 5000}};
 
@@ -25,6 +27,7 @@ struct slot {
     unsigned committed; /* acknowledged by a commit */
     unsigned pending;   /* appended since the last commit */
     unsigned maybe;     /* records that were pending when an interrupted commit began */
+    unsigned back;      /* dropped since the last commit: a crash may bring them back */
     bool may_go;        /* an interrupted erase may have removed this chunk */
     bool is_pinned;     /* the pin was acknowledged */
 };
@@ -243,6 +246,7 @@ static int step_commit(struct life *l)
         if (rc == 0) {
             slot->committed |= slot->pending;
             slot->maybe &= l->has_faults ? ~slot->pending : 0u;
+            slot->back &= l->has_faults ? ~slot->pending : 0u;
         }
         if (rc != -ENOSPC) /* after -ENOSPC the records stay appended */
             slot->pending = 0;
@@ -362,10 +366,34 @@ static int step_replace(struct life *l)
     return is_there ? rc : 0;
 }
 
+/* Drops the records of the layer that is kept apart from a chunk. The others must stay. */
+static int step_drop(struct life *l)
+{
+    struct slot *slot = &l->slots[rng_below(&l->rng, (uint64_t)l->n_slots)];
+    const unsigned bits = 3u << 2 * APART;
+    struct store_hit hit = {0};
+    unsigned seen[N_SLOTS];
+    if (!store_pin(l->s, &slot->key, &hit))
+        return 0;
+    if (store_load(l->s, &hit, NULL) == 0)
+        l->out->n_dropped += store_drop_records(l->s, &hit, &apart) > 0;
+    store_release(l->s, &hit, 1);
+    list(l, seen);
+    unsigned gone = slot->committed & ~seen[slot - l->slots];
+    if ((gone & ~bits) != 0 && !has_lied(l))
+        violation(l, "dropping some records has taken others");
+    slot->back |= gone;
+    slot->committed &= ~gone;
+    return 0;
+}
+
 static int open_store(struct life *l)
 {
     struct err err = {0};
     int rc = store_open(&l->opts, &l->s, &err);
+    const struct sha256 of = st_fingerprint(0);
+    if (rc == 0)
+        store_keep_apart(l->s, &of, &apart);
     if (rc != 0 && !may_fail(l))
         violation(l, "open fails: %s", err.msg);
     return rc;
@@ -393,7 +421,7 @@ static void workload(struct life *l)
     if (open_store(l) != 0)
         return;
     for (int i = 0; i < N_STEPS && !violated(l); i++) {
-        uint64_t dice = rng_below(&l->rng, 50);
+        uint64_t dice = rng_below(&l->rng, 55);
         int rc = dice < 24   ? step_append(l)
                  : dice < 34 ? step_commit(l)
                  : dice < 37 ? step_read(l)
@@ -401,7 +429,8 @@ static void workload(struct life *l)
                  : dice < 41 ? step_erase(l)
                  : dice < 42 ? step_pin(l)
                  : dice < 48 ? step_replace(l)
-                             : step_reopen(l);
+                 : dice < 50 ? step_reopen(l)
+                             : step_drop(l);
         if (rc != 0 && (!l->has_faults || io_sim_crashed(l->io) || l->s == NULL))
             return;
         if (!store_audit(l->s))
@@ -448,7 +477,9 @@ static void judge(struct life *l)
         l->out->n_contexts += l->slots[i].committed != 0;
     for (int i = 0; i < l->n_slots && !violated(l); i++) {
         struct slot *slot = &l->slots[i];
-        if ((seen[i] & ~(slot->committed | slot->maybe)) != 0 && !l->may_revive)
+        slot->maybe &= ~slot->back; /* they prove nothing about a commit */
+        if ((seen[i] & ~(slot->committed | slot->maybe | slot->back)) != 0 &&
+            !l->may_revive)
             violation(l, "chunk %d has records that were never committed", i);
         bool gone = slot->committed != 0 && (seen[i] == 0 || l->may_revive);
         bool lost = (slot->committed & ~seen[i]) != 0 &&
@@ -473,7 +504,7 @@ static void judge(struct life *l)
         violation(l, "%d of %d chunks of one commit survived", n_maybe_seen, n_maybe);
     for (int i = 0; i < l->n_slots; i++) {
         l->slots[i].committed = seen[i];
-        l->slots[i].pending = l->slots[i].maybe = 0;
+        l->slots[i].pending = l->slots[i].maybe = l->slots[i].back = 0;
         l->slots[i].may_go = false;
     }
     read_all(l);

@@ -53,6 +53,7 @@ struct crash_result {
     uint64_t n_dram;          /* records that were read from copies in DRAM */
     uint64_t n_promoted;      /* chunks that were read ahead into DRAM */
     uint64_t n_replaced;      /* chunks whose extents one extent replaced */
+    uint64_t n_dropped;       /* chunks that lost the records of one layer */
     bool crashed;
     char violation[256]; /* empty if every promise held */
 };

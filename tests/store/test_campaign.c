@@ -13,7 +13,7 @@
 
 struct tally {
     uint64_t n_images, n_crashed, n_recover_crashes, n_contexts, n_lost, n_wrong, n_dram,
-        n_promoted, n_replaced;
+        n_promoted, n_replaced, n_dropped;
     uint64_t n_fault[CRASH_FAULTS];
     struct crash_opts first;
     char violation[256]; /* message of the first life that violated a promise */
@@ -43,6 +43,7 @@ static void image(const struct crash_opts *opts, struct crash_result *r)
     all.n_dram += r->n_dram;
     all.n_promoted += r->n_promoted;
     all.n_replaced += r->n_replaced;
+    all.n_dropped += r->n_dropped;
     for (int k = 0; k < CRASH_FAULTS; k++)
         all.n_fault[k] += r->n_fault[k];
     if (r->violation[0] != 0 && all.violation[0] == 0) {
@@ -176,6 +177,7 @@ static void counts_print(FILE *f)
                 (unsigned long long)all.n_fault[k]);
     fprintf(f, "committed chunks looked for: %llu\n", (unsigned long long)all.n_contexts);
     fprintf(f, "chunks replaced: %llu\n", (unsigned long long)all.n_replaced);
+    fprintf(f, "chunks that lost a layer: %llu\n", (unsigned long long)all.n_dropped);
     fprintf(f, "chunks read ahead into DRAM: %llu\n", (unsigned long long)all.n_promoted);
     fprintf(f, "records read from copies in DRAM: %llu\n", (unsigned long long)all.n_dram);
     fprintf(f, "contexts lost: %llu\n", (unsigned long long)all.n_lost);
@@ -196,7 +198,7 @@ static void counted(void **state)
             fail_msg("no fault of kind \"%s\" was tried",
                      crash_fault_name((enum crash_fault)k));
     assert_true(all.n_recover_crashes > 0 && all.n_contexts > 0);
-    assert_true(all.n_replaced > 0);
+    assert_true(all.n_replaced > 0 && all.n_dropped > 0);
     assert_true(all.n_promoted > 0 && all.n_dram > all.n_promoted);
     assert_int_equal(all.n_lost + all.n_wrong, 0);
 }
