@@ -5,7 +5,7 @@
 
 A store holds blocks of 64 tokens (keys and values of the attention layers; with inputs also those of
 the recurrent layers) and snapshots, and evicts what was used longest ago, ends of contexts first, at
-an equal number of bytes for each policy. The places come from src/restore/snapshots.c, compiled for
+an equal number of bytes for each policy. The places come from src/save/snapshots.c, compiled for
 this run. A row says what a request computes again of tokens that were computed before: milliseconds
 of the mean request, with the sizes and FLOPs of a model at one speed.
 
@@ -47,7 +47,7 @@ class View(ctypes.Structure):
 def load_policy():
     out = os.path.join(tempfile.mkdtemp(prefix="hcache-snapshots."), "snapshots.so")
     subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(ROOT, "src"), "-I", os.path.join(ROOT, "lib"),
-                    os.path.join(ROOT, "src/restore/snapshots.c"), "-o", out], check=True)
+                    os.path.join(ROOT, "src/save/snapshots.c"), "-o", out], check=True)
     lib = ctypes.CDLL(out)
     lib.snapshot_next.restype = ctypes.c_int64
     lib.snapshot_is_due.restype = ctypes.c_bool

@@ -10,6 +10,7 @@
 #include "base/mem.h"
 #include "api/hcache_impl.h"
 #include "api/ticket.h"
+#include "save/snapshots.h"
 #include "store/chain.h"
 
 /* The keys of a context, and the chunks that its last token sees. */
@@ -60,11 +61,14 @@ static void keys_free(struct keys *k)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-static void describe_layers(const struct store_hit *hits, int n, int n_layers, char *out)
+/* Of a layer with a window only the chunks count that tokens behind n chunks see. */
+static void describe_layers(const struct store_hit *hits, int n,
+                            const struct model_config *c, char *out)
 {
-    for (int l = 0; n > 0 && l < n_layers && l < 256; l++) {
+    for (int l = 0; n > 0 && l < config_n_keeping(c) && l < 256; l++) {
         bool hidden = true, kv = true;
-        for (int i = 0; i < n; i++) {
+        int w = config_window(c, l), i = w > 0 ? window_first_chunk(n * 64, w) : 0;
+        for (; i < n; i++) {
             hidden = hidden && store_mask_has(&hits[i].mask, l, STORE_HIDDEN);
             kv = kv && store_mask_has(&hits[i].mask, l, STORE_KV);
         }
@@ -94,6 +98,8 @@ static int look_up(struct hcache *h, const struct keys *k, const struct hcache_c
 {
     int want = c->n > 0 ? (int)(c->n - k->cut - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
     struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
+    const struct model_config *cfg = &h->k.model->cfg;
+    const struct layer_set windowed = save_windowed(cfg);
     struct store_stats st;
     out->truncated_tokens = (int)k->cut;
     out->wanted_tokens = want * STORE_CHUNK_TOKENS;
@@ -103,9 +109,15 @@ static int look_up(struct hcache *h, const struct keys *k, const struct hcache_c
         tell_where(h, k, n_hits, c, out);
     if (rc == 0) {
         store_stats(h->k.store, &st);
-        out->stored_tokens = n_hits * STORE_CHUNK_TOKENS;
+        int m = save_resumable(cfg, &windowed, hits, n_hits, 0,
+                               n_hits * STORE_CHUNK_TOKENS);
+        if (m < n_hits)
+            snprintf(out->why, sizeof out->why, SAVE_WHY_WINDOWS,
+                     n_hits * STORE_CHUNK_TOKENS, (int)cfg->sliding_window,
+                     m * STORE_CHUNK_TOKENS);
+        out->stored_tokens = m * STORE_CHUNK_TOKENS;
         out->tier = st.tier;
-        describe_layers(hits, n_hits, config_n_keeping(&h->k.model->cfg), out->layers);
+        describe_layers(hits, m, cfg, out->layers);
         store_release(h->k.store, hits, n_hits);
     }
     free(hits);

@@ -574,6 +574,7 @@ void restore_phase_find(struct restore_phase *g, struct seq *s)
         .measure_io = restore_plan_must_measure(g),
         .owner = store_owner(s->req->ask.salt),
         .n_have = s->n_done,
+        .saved = save_layers(&s->req->save),
         .recompute_s = restore_plan_price_s(g, s, v->n_tokens),
         .recompute_half_s = restore_plan_price_s(g, s,
                                                  s->n_done + (v->n_tokens - s->n_done) / 2),

@@ -17,7 +17,7 @@
 #include "engine/schedule.h"
 #include "save/saver.h"
 #include "engine/view.h"
-#include "restore/snapshots.h"
+#include "save/snapshots.h"
 
 /* Seconds that a request may always wait for a partial chunk on its way to the store. */
 #define TAIL_WAIT_S 0.025
@@ -453,6 +453,7 @@ void seq_open_save(struct seq *s, int position, const struct store_hit *tail)
         .owner = store_owner(s->req->ask.salt),
         .epoch = s->req->epoch,
         .use = seq_use(s),
+        .n_prompt = s->req->ask.n_prompt,
         .is_document = s->req->ask.max_tokens == 0};
     s->save = save_open(s->shared->saver, &b);
 }

@@ -134,7 +134,7 @@ void staging_step(struct restore_phase *g, struct seq *s, bool beside_decodes)
 static bool store_has_more(const struct seq *s, const struct restore_found *f)
 {
     int n_all = (s->view.n_tokens - 1) / STORE_CHUNK_TOKENS;
-    int n_found = restore_plan_tokens(f, f->n_hits) / STORE_CHUNK_TOKENS;
+    int n_found = restore_plan_tokens(f, f->n_hits) / STORE_CHUNK_TOKENS + f->n_left_out;
     return n_found < n_all && store_count(s->shared->store, s->view.keys, n_all) > n_found;
 }
 

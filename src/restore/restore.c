@@ -13,6 +13,7 @@
 #include "base/pool.h"
 #include "base/step.h"
 #include "base/thread.h"
+#include "save/snapshots.h"
 #include "save/saver.h"
 #include "restore/restore_impl.h"
 
@@ -424,9 +425,8 @@ static int count_recomputed(const struct plan *p)
 /* Returns the chunk that holds the first position that tokens from pos on see in layer l. */
 static int first_seen(const struct restore *r, int l, int pos)
 {
-    int w = config_window(&r->rr->o.model->cfg, l),
-        c = w > 0 && pos + 1 > w ? (pos + 1 - w) / STORE_CHUNK_TOKENS : 0;
-    return MAX(c, r->job.first_chunk);
+    int w = config_window(&r->rr->o.model->cfg, l);
+    return MAX(w > 0 ? window_first_chunk(pos, w) : 0, r->job.first_chunk);
 }
 
 /* Chooses whether recurrent layers take their states from the snapshot. The job may end before it.

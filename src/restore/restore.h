@@ -149,8 +149,9 @@ struct restore_want {
     struct sha256 stair;
     struct store_use use; /* declared use of the chunks that are found */
     bool measure_io;
-    uint64_t owner; /* store owner of the chunks */
-    int n_have;     /* tokens whose K and V are already in the cache */
+    uint64_t owner;         /* store owner of the chunks */
+    int n_have;             /* tokens whose K and V are already in the cache */
+    struct layer_set saved; /* layers of which the request saves records */
     /* Time to compute the other tokens; 0: wait for the remote without a bound. */
     double recompute_s;
     double recompute_half_s; /* time to compute the first half of the other tokens */
@@ -168,7 +169,8 @@ struct restore_found {
     /* [n_hits] owned by the restore. Only the last one may be partial. */
     const struct store_hit *hits;
     int n_hits;
-    int n_beyond; /* tokens of the last hit behind the wanted ones: 0 or 1 */
+    int n_left_out; /* stored chunks behind the hits, left out because of dropped windows */
+    int n_beyond;   /* tokens of the last hit behind the wanted ones: 0 or 1 */
     /* A snapshot of the recurrent layers' states stands behind hit n_snapshot - 1
      * (store_state_key); 0: none was found. */
     int n_snapshot;

@@ -28,7 +28,7 @@
 #include "base/minmax.h"
 #include "base/thread.h"
 #include "restore/profile.h"
-#include "restore/snapshots.h"
+#include "save/snapshots.h"
 #include "save/bugs.h"
 #include "save/saver.h"
 
@@ -319,6 +319,28 @@ static bool find_full(struct restore *r)
     return !restore_remote_begin(r);
 }
 
+/* Leaves out the last hits if windows that tokens behind them see were dropped. */
+static void cut_to_windows(struct restore *r)
+{
+    struct restore_found *f = &r->found;
+    const struct model_config *c = &r->rr->o.model->cfg;
+    int n = f->n_hits;
+    int64_t n_tokens = (int64_t)n * STORE_CHUNK_TOKENS - f->n_beyond;
+    if (n > 0)
+        n_tokens += r->hits[n - 1].n_tokens - STORE_CHUNK_TOKENS;
+    int m = save_resumable(c, &r->want.saved, r->hits, n,
+                           r->want.n_have / STORE_CHUNK_TOKENS, n_tokens);
+    if (m == n)
+        return;
+    store_release(r->rr->o.store, r->hits + m, n - m);
+    f->n_hits = m;
+    f->n_left_out = n - m;
+    f->n_beyond = 0;
+    f->n_remote = MAX(0, f->n_remote - (n - m));
+    snprintf(f->why, sizeof f->why, SAVE_WHY_WINDOWS, (int)n_tokens, (int)c->sliding_window,
+             m * STORE_CHUNK_TOKENS);
+}
+
 /* Returns whether a snapshot stands behind hit n - 1 with the state of every recurrent layer. */
 static bool has_snapshot(const struct restore *r, int n, struct sha256 *key)
 {
@@ -385,6 +407,7 @@ static bool find(struct restore *r)
         store_release(rr->o.store, r->hits, f->n_hits);
         f->n_hits = 0;
     }
+    cut_to_windows(r);
     find_snapshot(r);
     f->hits = r->hits;
     return true;

@@ -24,6 +24,7 @@
 #include "base/step.h"
 #include "base/thread.h"
 #include "save/bugs.h"
+#include "save/snapshots.h"
 #include "save/saver_impl.h"
 #include "store/chain.h"
 #include "tensor/group.h"
@@ -210,6 +211,8 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     for (int k = 0; k < STORE_KINDS; k++)
         s->record_bytes[k] = record_most_bytes(m, (enum store_kind)k);
     s->state_bytes = model_state_bytes(&m->cfg);
+    s->windowed = o->remote == NULL ? save_windowed(&m->cfg) : (struct layer_set){{0}};
+    store_keep_apart(o->store, &o->fingerprint, &s->windowed);
     pthread_mutex_init(&s->lock, NULL);
     clock_cond_init(&s->changed);
     int rc = reserve_memory(s, err);
@@ -378,6 +381,8 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     q->parent_seen = b->first_token < STORE_CHUNK_TOKENS;
     atomic_init(&q->committed, (long long)b->first_token);
     q->n_handed_over = b->first_token;
+    q->first_chunk = (int)(b->first_token / STORE_CHUNK_TOKENS);
+    q->prompt_chunks = (int)(MAX(b->n_prompt - 1, 0) / STORE_CHUNK_TOKENS);
     if (b->first_token % STORE_CHUNK_TOKENS == 0)
         return q;
     q->tail = store_hold(s->o.store, b->tail);
@@ -1137,6 +1142,113 @@ static void committed(struct saver *s, const struct written *w)
     shared_store(&w->seq->committed, (long long)w->n_tokens);
 }
 
+/* --- windows ---------------------------------------------------------------------------------- */
+
+struct layer_set save_layers(const struct save_policy *p)
+{
+    struct layer_set out = {{0}};
+    for (int l = 0; l < STORE_MAX_LAYERS; l++)
+        if (p->kinds[l] != 0)
+            layer_set_add(&out, l);
+    return out;
+}
+
+struct layer_set save_windowed(const struct model_config *c)
+{
+    struct layer_set out = {{0}};
+    int n = config_n_keeping(c);
+    for (int l = 0; l < n; l++)
+        if (config_window(c, l) > 0)
+            layer_set_add(&out, l);
+    return layer_set_last_out(&out, n) < 0 ? (struct layer_set){{0}} : out;
+}
+
+static bool has_record(const struct store_mask *m, int l)
+{
+    return store_mask_has(m, l, STORE_HIDDEN) || store_mask_has(m, l, STORE_KV);
+}
+
+/* Fills whole [n]: the chunk has a record of every layer with a window, except layers that are not
+ * `saved` and that none of the chunks has. The masks lie `stride` bytes apart. */
+static void fill_whole(const struct model_config *c, const struct layer_set *saved,
+                       const struct store_mask *mask, size_t stride, int n, bool *whole)
+{
+    const char *at = (const char *)mask;
+    memset(whole, true, (size_t)n * sizeof *whole);
+    for (int l = 0; l < config_n_keeping(c); l++) {
+        bool counts = layer_set_has(saved, l);
+        for (int i = 0; i < n && config_window(c, l) > 0 && !counts; i++)
+            counts = has_record((const void *)(at + (size_t)i * stride), l);
+        for (int i = 0; i < n && config_window(c, l) > 0 && counts; i++)
+            whole[i] = whole[i] && has_record((const void *)(at + (size_t)i * stride), l);
+    }
+}
+
+int save_resumable(const struct model_config *c, const struct layer_set *saved,
+                   const struct store_hit *hits, int n, int first, int64_t n_tokens)
+{
+    if (n == 0 || c->sliding_window <= 0)
+        return n;
+    bool *whole = xcalloc((size_t)n, sizeof *whole);
+    fill_whole(c, saved, &hits[0].mask, sizeof *hits, n, whole);
+    int m = window_resume(whole, n, first, n_tokens, c->sliding_window);
+    free(whole);
+    return m;
+}
+
+/* Drops the windows that no resume point of a sequence's context needs. Returns whether any was
+ * dropped. */
+static bool thin_windows(struct saver *s, const struct save_seq *q)
+{
+    const struct model_config *cfg = &s->o.model->cfg;
+    struct store *store = s->o.store;
+    const struct layer_set saved = save_layers(&q->policy);
+    uint64_t n_bytes = 0;
+    int n = 0;
+    struct store_link *links = layer_set_is_empty(&s->windowed)
+                                   ? NULL
+                                   : store_chain_of(store, &q->parent, &n);
+    bool *flags = xcalloc(3 * (size_t)n + 1, sizeof *flags);
+    bool *whole = flags, *wanted = flags + n, *drop = flags + 2 * n;
+    if (n > 0)
+        fill_whole(cfg, &saved, &links[0].mask, sizeof *links, n, whole);
+    for (int i = 0; i < n; i++)
+        wanted[i] = links[i].is_branch || links[i].is_pinned || i + 1 == n ||
+                    i + 1 == q->first_chunk || i + 1 == q->prompt_chunks;
+    if (n > 0)
+        window_thin(whole, wanted, n, cfg->sliding_window, drop);
+    for (int i = 0; i < n; i++) {
+        struct store_hit hit = {0};
+        if (!drop[i] || !store_pin(store, &links[i].key, &hit))
+            continue;
+        if (store_load(store, &hit, NULL) == 0)
+            n_bytes += store_drop_records(store, &hit, &s->windowed);
+        store_release(store, &hit, 1);
+    }
+    free(links);
+    free(flags);
+    return n_bytes > 0;
+}
+
+/* Thins the windows of all sequences that have just had chunks committed. */
+static void thin_committed(struct saver *s, const struct uncommitted *b)
+{
+    bool any = false;
+    for (int i = 0; i < b->n; i++) {
+        bool is_last = true;
+        for (int k = i + 1; k < b->n; k++)
+            is_last = is_last && b->chunk[k].seq != b->chunk[i].seq;
+        any |= is_last && thin_windows(s, b->chunk[i].seq);
+    }
+    pthread_mutex_lock(&s->lock);
+    bool goes_on = s->queue != NULL; /* then the next commit frees the space */
+    pthread_mutex_unlock(&s->lock);
+    if (any && !goes_on)
+        (void)store_commit(s->o.store, NULL);
+}
+
+/* --- the commit, continued -------------------------------------------------------------------- */
+
 static void settle_locked(struct saver *s, uint64_t n_chunks)
 {
     s->n_settled += n_chunks;
@@ -1162,6 +1274,8 @@ static void commit(struct saver *s, struct uncommitted *b)
     b->has_written = false;
     for (int i = 0; rc == 0 && i < b->n; i++)
         committed(s, &b->chunk[i]);
+    if (rc == 0)
+        thin_committed(s, b);
     pthread_mutex_lock(&s->lock);
     for (int i = 0; i < b->n; i++) {
         if (rc != 0)

@@ -27,6 +27,10 @@
  * behind its tail. Such a tail stays when its context goes on, because other contexts may branch
  * off there.
  *
+ * Layers with a sliding window save all their records, since every token may become a resume point.
+ * After each commit the writer drops those of them that no resume point of the context needs any
+ * more (snapshots.h). With a remote nothing is dropped: the chunks there are whole.
+ *
  * Saving ends sequence by sequence, with a reason (enum save_end), since a chain may have no
  * holes. Committed chunks stay; a later request that continues the context prefills the missing
  * tokens and saves them. The first fault of the store is reported once, by `warn`, and ends
@@ -160,6 +164,8 @@ struct save_begin {
     uint64_t owner; /* owner of the chunks, as store_owner returns it */
     uint64_t epoch; /* store_epoch when the sequence's request began; 0: unknown */
     struct store_use use;
+    int64_t
+        n_prompt; /* tokens of the prompt, behind which a window is kept (snapshots.h) */
     /* Many sequences will continue this sequence's tail. So the first one that does must not
      * supersede the tail. */
     bool is_document;
@@ -186,6 +192,20 @@ static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stor
             return false;
     return true;
 }
+/* Returns the layers of which a policy saves records. */
+struct layer_set save_layers(const struct save_policy *p);
+/* Returns the layers with a window whose records are dropped where no resume point needs them.
+ * Empty if the model has no others: a chunk keeps some record. */
+struct layer_set save_windowed(const struct model_config *c);
+/* Why fewer come back than are stored: stored tokens, the window, tokens that come back. */
+#define SAVE_WHY_WINDOWS                                                                   \
+    "%d tokens are stored, but the windows of layers that see %d tokens are kept only "    \
+    "up to token %d"
+/* Returns how many of n hits of a context a restore may use: as many as leave every window whole
+ * (window_resume has first and n_tokens). A layer that is not `saved` and that no hit has does not
+ * count. */
+int save_resumable(const struct model_config *c, const struct layer_set *saved,
+                   const struct store_hit *hits, int n, int first, int64_t n_tokens);
 /* Begins saving a sequence. Returns NULL if there is nothing to save; every function below takes
  * NULL as a sequence that is not saved. */
 struct save_seq *save_open(struct saver *s, const struct save_begin *b);

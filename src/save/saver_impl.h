@@ -51,6 +51,8 @@ struct save_seq {
     int64_t n_handed_over;    /* tokens up to the last chunk that went to the writer */
     struct save_chunk **open; /* [n_open] chunks that are being filled, in order */
     bool is_document;
+    int first_chunk,
+        prompt_chunks;      /* full chunks before the first saved one, and in the prompt */
     atomic_llong committed; /* committed tokens */
     atomic_int end;         /* an enum save_end */
     /* references: the owner's, and one per chunk in flight; under the saver's lock */
@@ -104,8 +106,9 @@ struct idle {
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
-    size_t state_bytes;     /* of one state; 0: no layer is recurrent */
-    struct save_down *down; /* NULL where memory is unified */
+    size_t state_bytes;        /* of one state; 0: no layer is recurrent */
+    struct layer_set windowed; /* save_windowed; empty: nothing is dropped */
+    struct save_down *down;    /* NULL where memory is unified */
     /* Copies of one layer's snapshot, if memory is unified. They belong to the compute thread. */
     struct copy_part *copies;
     int n_copies;

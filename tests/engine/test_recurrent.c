@@ -10,7 +10,7 @@
 #include "tests/unit.h"
 #include "base/mem.h"
 #include "io/io.h"
-#include "restore/snapshots.h"
+#include "save/snapshots.h"
 #include "save/repack.h"
 #include "tests/engine/enginetest.h"
 

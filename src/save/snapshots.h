@@ -1,5 +1,5 @@
-/* snapshots.h - where the states of recurrent layers are saved as snapshots, and which of them go
- * first when room is wanted.
+/* snapshots.h - where contexts can resume: where the states of recurrent layers are saved as
+ * snapshots, which of them go first when room is wanted, and which windows are kept.
  *
  * A restore takes the last snapshot at or before its place and replays the tokens behind it from
  * saved inputs (restore.h). A snapshot is worth its bytes where later requests resume:
@@ -14,9 +14,15 @@
  * All places but a turn's end are ends of full chunks: only there can another context leave this
  * one. Places on the grid are absolute, so contexts that share tokens share these snapshots.
  *
+ * A *window* is the records of the layers with a sliding window in the chunks that tokens behind a
+ * place still see. These layers need nothing else to resume there. So a context keeps windows only
+ * at its end, where its last prompt began and ended, at branches, at pinned chunks, and on a grid
+ * of eight windows, with gaps of at least the distance to the end. (Measured on the agents' traces
+ * with windows of 1,024 tokens: bench/windows.py, docs/perf/2026-12-01b.md.)
+ *
  * Pure: no clock, no allocation. */
-#ifndef RESTORE_SNAPSHOTS_H
-#define RESTORE_SNAPSHOTS_H
+#ifndef SAVE_SNAPSHOTS_H
+#define SAVE_SNAPSHOTS_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -48,5 +54,22 @@ int64_t snapshot_next(const struct snapshot_view *v);
  * or at most SNAPSHOT_LEAST: gaps grow with age, and a context of n tokens keeps O(log n). The last
  * one stays. */
 void snapshot_thin(const int64_t *at, int n, int64_t end, bool *drop);
+
+/* Returns the chunk of the first position that tokens from `pos` on see through a window. */
+static inline int window_first_chunk(int64_t pos, int window)
+{
+    return pos + 1 > window ? (int)((pos + 1 - window) / 64) : 0;
+}
+
+/* Returns how many of n chunks a restore may use: the most behind which every window is whole.
+ * whole [n]: the chunk has the records of all layers with a window. Chunks before `first` are in
+ * the cache, and count as whole. n_tokens: tokens of all n chunks, of which the last may be
+ * partial. */
+int window_resume(const bool *whole, int n, int first, int64_t n_tokens, int window);
+
+/* Chooses the chunks of a context that lose the records of their layers with a window. whole [n] as
+ * above, all chunks are full. wanted [n]: requests are likely to resume behind the chunk. drop [n]
+ * becomes true for a whole chunk that no kept window needs. */
+void window_thin(const bool *whole, const bool *wanted, int n, int window, bool *drop);
 
 #endif
