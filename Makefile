@@ -80,13 +80,13 @@ NVCC_FLAGS  := -std=c++17 $(NVCC_OPT) -I. -Isrc -MD -MP --fmad=true -Xcompiler -
                $(foreach a,$(lastword $(CUDA_ARCHS)),-gencode arch=compute_$a$(COMMA)code=compute_$a)
 CUDA_LIBS   := -L$(CUDA_HOME)/lib64 -lcudart_static -lstdc++ -ldl -lrt
 
-# The same backend on an emulated GPU, for tests (tests/cuda_emu).  Not built with sanitizers, which
+# The same backend on an emulated GPU, for tests (sim/cuda_emu).  Not built with sanitizers, which
 # cannot follow its coroutines.
 EMULATED    := $(if $(filter x86_64,$(shell uname -m)),$(if $(filter release debug,$(VARIANT)),1))
 EMU_SRC     := $(filter-out cuda/cuda_blas.c,$(CUDA_SRC))
 EMU_OBJ     := $(EMU_SRC:%.c=$(B)/emu/%.o) $(CUDA_KERNEL:%.cu=$(B)/emu/%.o) \
-               $(patsubst %.cc,$(B)/emu/%.o,$(wildcard tests/cuda_emu/*.cc))
-EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Itests/cuda_emu
+               $(patsubst %.cc,$(B)/emu/%.o,$(wildcard sim/cuda_emu/*.cc))
+EMU_FLAGS   := -DHCACHE_CUDA_EMULATED -Isim/cuda_emu
 # (Without the fma instruction every fmaf is a call.)
 EMU_ARCH    := $(if $(shell grep -m1 -wo fma /proc/cpuinfo 2>/dev/null),-mavx2 -mfma)
 
@@ -232,8 +232,8 @@ $(B)/tests/%_emulated: $(B)/tests/%_emulated.o $(EMU_OBJ) $(TESTLIB) $(B)/libsim
 	@$(CXX) $(LDFLAGS) $(TEST_LD) $(WRAP_STATE) -o $@ $< $(TEST_MAIN) $(EMU_OBJ) $(TEST_ARCHIVES) $(LDLIBS) -lcmocka
 
 # A libcufile.so.0 that reads into the memory of emulated GPUs.
-CUFILE_FAKE := $(B)/tests/cuda_emu/libcufile.so.0
-$(CUFILE_FAKE): tests/cuda_emu/cufile/cufile_fake.c tests/cuda_emu/cufile/cufile_fake.h $(B)/flags.stamp
+CUFILE_FAKE := $(B)/sim/cuda_emu/libcufile.so.0
+$(CUFILE_FAKE): sim/cuda_emu/cufile/cufile_fake.c sim/cuda_emu/cufile/cufile_fake.h $(B)/flags.stamp
 	@mkdir -p $(@D)
 	@$(CC) $(ALL_CFLAGS) -fPIC -shared -Wl,-soname,libcufile.so.0 -o $@ $<
 $(B)/tests/engine/test_direct_emulated: | $(CUFILE_FAKE)

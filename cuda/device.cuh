@@ -1,7 +1,7 @@
 /* device.cuh - shared by the kernels: element types, reductions, and the macro that launches a
  * kernel.
  *
- * With HCACHE_CUDA_EMULATED the same sources compile for the CPU (tests/cuda_emu), where the tests
+ * With HCACHE_CUDA_EMULATED the same sources compile for the CPU (sim/cuda_emu), where the tests
  * run them lane by lane. */
 #ifndef CUDA_DEVICE_CUH
 #define CUDA_DEVICE_CUH

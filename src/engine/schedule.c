@@ -17,7 +17,7 @@
 #include "engine/staging.h"
 #include "engine/stairs.h"
 #include "restore/dram_tier.h"
-#include "restore/snapshots.h"
+#include "save/snapshots.h"
 
 /* --- what waiting sequences need is announced ------------------------------------------------- */
 

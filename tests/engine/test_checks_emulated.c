@@ -8,7 +8,7 @@
 #include "tests/unit.h"
 #include "enginetest.h"
 #include "store/chain.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum {
     N_CHUNKS = 9, /* more than the eight records of a group */

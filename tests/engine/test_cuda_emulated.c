@@ -1,5 +1,5 @@
 /* The engine on a device with memory of its own: an emulated GPU, whose memory faults when the host
- * touches it and whose streams run nothing before the host waits (tests/cuda_emu).
+ * touches it and whose streams run nothing before the host waits (sim/cuda_emu).
  *
  * In the kernels' exact and fixed modes, restored state is bit-equal to the state of a sequence
  * that was never evicted on the same device.  In fast mode, where a row's bits may depend on its
@@ -12,7 +12,7 @@
 #include "tests/unit.h"
 #include "base/mem.h"
 #include "enginetest.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 133, N_RESTORED = 128, N_NEW = 3 };
 

@@ -1,5 +1,5 @@
 /* Restores that read files straight into an emulated GPU's memory, through a fake cuFile
- * (tests/cuda_emu/cufile).
+ * (sim/cuda_emu/cufile).
  *
  * Restored state is bit-equal, and direct reads are used and reported. If cuFile refuses or fails a
  * read, the host makes that read. Wrong bytes are detected. A read that never ends is given up in
@@ -13,8 +13,8 @@
 #include "tests/unit.h"
 #include "base/clock.h"
 #include "enginetest.h"
-#include "tests/cuda_emu/cuda_runtime_api.h"
-#include "tests/cuda_emu/cufile/cufile_fake.h"
+#include "sim/cuda_emu/cuda_runtime_api.h"
+#include "sim/cuda_emu/cufile/cufile_fake.h"
 
 enum { N_PROMPT = 205, N_RESTORED = 192, N_NEW = 3 };
 
@@ -44,7 +44,7 @@ static void load_fake(void)
     path[n] = 0;
     char *end = strstr(path, "/tests/engine/");
     assert_non_null(end);
-    snprintf(end, sizeof path - (size_t)(end - path), "/tests/cuda_emu/libcufile.so.0");
+    snprintf(end, sizeof path - (size_t)(end - path), "/sim/cuda_emu/libcufile.so.0");
     void *library = dlopen(path, RTLD_NOW);
     if (library == NULL)
         fail_msg("%s", dlerror());

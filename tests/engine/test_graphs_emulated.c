@@ -4,7 +4,7 @@
 
 #include "tests/unit.h"
 #include "enginetest.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 62, N_DECODED = 6, N_COMPANY = 3 };
 

@@ -5,7 +5,7 @@
 
 #include "tests/unit.h"
 #include "enginetest.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 133, N_NEW = 3 };
 

@@ -5,7 +5,7 @@
 
 #include "tests/unit.h"
 #include "enginetest.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, N_PROMPT = GROUP * 64 + 5, N_NEW = 2 };
 

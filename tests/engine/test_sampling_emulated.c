@@ -5,7 +5,7 @@
 #include "tests/unit.h"
 #include "enginetest.h"
 #include "model/sample.h"
-#include "tests/cuda_emu/cuda_fault.h"
+#include "sim/cuda_emu/cuda_fault.h"
 
 enum { N_PROMPT = 40, N_NEW = 8, N_COMPANY = 4 };
 

@@ -1,4 +1,4 @@
-/* test_cuda_emulated.c - the CUDA backend's own sources on the emulated GPU (tests/cuda_emu).
+/* test_cuda_emulated.c - the CUDA backend's own sources on the emulated GPU (sim/cuda_emu).
  * Behaviour of a real GPU is tested by test_cuda.c. */
 #include "rig.h"
 

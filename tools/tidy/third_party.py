@@ -7,7 +7,7 @@ import sys
 # header (a pattern): where it may be included (a pattern), in how many files at most
 PLACES = [
     (r"cuda.*|cublas.*|curand.*", r"cuda/.*", None),
-    (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"tests/cuda_emu/.*", None),
+    (r"ucontext\.h|deque|functional|map|memory|mutex|vector", r"sim/cuda_emu/.*", None),
     (r"ucontext\.h|sanitizer/.*", r"tests/restore/turns\.c", None),
     (r"liburing\.h", r"(src|tests)/io/[^/]*\.c", 2),
     (r"sqlite3(ext)?\.h", r"src/base/err_sqlite\.c|src/io/vfs\.c|src/store/index\.c|src/api/conversation[^/]*", None),
