@@ -32,8 +32,8 @@ struct layer_source {
     /* See weights_expect_experts and weights_lend_expert. NULL: layers have all their experts. */
     void (*expect)(void *arg, int l, const int32_t *ids, int n);
     int (*lend)(void *arg, int l, int e, struct weight *up, struct weight *down);
-    /* Ends the use of a layer. NULL: layers stay. Its memory may be overwritten once the operations queued on s have
-     * run. */
+    /* Ends the use of a layer. NULL: layers stay. Its memory may be overwritten once the operations
+     * queued on s have run. */
     void (*release)(void *arg, int l, struct stream *s);
     void *arg;
     /* Number of the layer that a pass acquired last, from 1; 0: no layer was acquired.

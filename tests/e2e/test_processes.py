@@ -22,8 +22,10 @@ if not HAS_RANKS:
     sys.exit()
 
 KILLS = int(os.environ.get("PROCESS_KILLS", "3"))
-# The last two name the transports that are chosen anyway: looking for others takes longer than most runs here.
-os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_pml="ob1", OMPI_MCA_btl="self,vader")
+# pml and btl name the transports that are chosen anyway: looking for others takes longer than most runs here. The last
+# one lets mpirun kill the others of a job at once, as hcache has it do.
+os.environ.update(OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_pml="ob1", OMPI_MCA_btl="self,vader",
+                  OMPI_MCA_odls_base_sigkill_timeout="0")
 tmp = tempfile.mkdtemp(prefix="hcache-processes.")
 rng = random.Random(1)
 ids = [rng.randrange(4, 500) for _ in range(200)]

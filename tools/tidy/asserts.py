@@ -5,8 +5,9 @@ import re
 import subprocess
 import sys
 
-# the two places that may end the program, and the one that ends a child which could not become another
-ENDS = {"src/base/check.c", "src/base/mem.c", "src/server/api_pdf.c"}
+# The two places that may end the program, the one that ends a child which could not become another, and
+# a stand-in of cuFile that ends tests which break its rules.
+ENDS = {"src/base/check.c", "src/base/mem.c", "src/server/api_pdf.c", "sim/cuda_emu/cufile/cufile_fake.c"}
 files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "src/*.[ch]", "lib/*.[ch]", "sim/*.[ch]", "cuda/*.[ch]", "cuda/*.cu"],
                        capture_output=True, text=True, check=True).stdout.split()
 # Code that only one file may have: its pattern, that file, and the directory whose other files may
