@@ -62,6 +62,20 @@ check("a budget that does not hold the least is refused with the table",
       r is None and "is less than the minimum" in said and "2 layers" in said, said)
 os.unlink(path("synth"))
 
+# --- experts, read as they are chosen: by state that was saved with all of them in memory, too ---
+MOE = "tests/model/golden/families/qwen3-moe"
+with open(path("few"), "w", encoding="utf-8") as f:
+    f.write(" ".join(str(3 + i * 7 % 60) for i in range(150)))
+ok("model", "pack", MOE, "--out", path("moe"))
+experts = ["--token-ids", path("few"), "--max-tokens", "4", "--ignore-eos", *SAVING]
+whole = run(MOE, *experts, "--store", path("moe-store"))
+for share in ("0%", "40%"):
+    for store, cached in ("none", 0), ("moe-store", 128):
+        r = run(path("moe"), *experts, "--weights-memory", share, *([] if store == "none" else ["--store", path(store)]))
+        equal(f"experts, {share} stay, {cached} restored: the same bits", (bits(r), r["cached_tokens"]), (bits(whole), cached))
+rc, _, said = hc("run", path("moe"), *experts, "--weights-memory", "1MB")
+check("less than the fewest experts is refused with their size", rc != 0 and "all but experts" in said, said)
+
 # --- the model, to the bit ------------------------------------------------------------------------------------------------
 hf_to_gguf.convert(DEMO, path("demo.gguf"))
 with open(path("text"), "w", encoding="utf-8") as f:
