@@ -90,13 +90,14 @@ static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 /* --- control groups --------------------------------------------------------------------------- */
 
 /* The names in one version of control groups: the controller's folder, the files with the limit and
- * with the used memory, and the label of the inactive file pages in memory.stat. */
+ * with the used memory, and the labels of the file pages in memory.stat. */
 struct group_files {
-    const char *folder, *most, *used, *cache;
+    const char *folder, *most, *used, *idle, *active;
 };
 static const struct group_files versions[] = {
-    {"", "memory.max", "memory.current", "inactive_file "},
-    {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "},
+    {"", "memory.max", "memory.current", "inactive_file ", "active_file "},
+    {"/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file ",
+     "total_active_file "},
 };
 
 static uint64_t number_of_group(const char *dir, const char *file, const char *label)
@@ -107,12 +108,14 @@ static uint64_t number_of_group(const char *dir, const char *file, const char *l
 }
 
 /* Returns how many bytes a group may still use; UINT64_MAX: it has no limit. The kernel can drop
- * inactive file pages, so they count as free. */
+ * file pages, also those that were used lately, so they count as free, as in MemAvailable. */
 static uint64_t left_in(const struct group_files *f, const char *dir)
 {
     uint64_t most = number_of_group(dir, f->most, "");
     uint64_t used = number_of_group(dir, f->used, "");
-    uint64_t cache = number_of_group(dir, "memory.stat", f->cache);
+    uint64_t idle = number_of_group(dir, "memory.stat", f->idle);
+    uint64_t active = number_of_group(dir, "memory.stat", f->active);
+    uint64_t cache = (idle != UINT64_MAX ? idle : 0) + (active != UINT64_MAX ? active : 0);
     if (most == UINT64_MAX || used == UINT64_MAX)
         return UINT64_MAX;
     used -= cache < used ? cache : 0;

@@ -62,7 +62,7 @@ static void version_2_counts_idle_files_as_left(void **state)
     put("a/memory.current", "1000\n");
     assert_int_equal(left("0::/a\n"), 2000);
     put("a/memory.stat", "anon 600\ninactive_file 300\nactive_file 100\n");
-    assert_int_equal(left("0::/a\n"), 2300);
+    assert_int_equal(left("0::/a\n"), 2400);
     /* more idle files than used memory count for nothing: the files overlap in time */
     put("a/memory.stat", "inactive_file 1000\n");
     assert_int_equal(left("0::/a\n"), 2000);
@@ -106,7 +106,8 @@ static void version_1_has_files_of_its_own(void **state)
     folder("memory/job/one");
     put("memory/job/one/memory.limit_in_bytes", "8000\n");
     put("memory/job/one/memory.usage_in_bytes", "2000\n");
-    put("memory/job/one/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n");
+    put("memory/job/one/memory.stat", "inactive_file 1\ntotal_inactive_file 300\n"
+                                      "total_active_file 200\n");
     assert_int_equal(left(groups), 6500);
     assert_true(left("5:memoryless:/job/one\n") == UINT64_MAX);
     assert_int_equal(left("3:hugetlb,memory:/job/one\n"), 6500);
