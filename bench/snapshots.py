@@ -15,7 +15,7 @@ of the mean request, with the sizes and FLOPs of a model at one speed.
   ours, behind  the same, but inputs are dropped once a later snapshot of their context is taken
   ours, bare    the same places without inputs
 
-It also prints the bytes of a stored token, snapshots included, of what the store holds at the end.
+At the end of a run the store holds some tokens: it also prints their bytes a token, with their snapshots.
 """
 import argparse
 import collections

@@ -13,21 +13,14 @@ import argparse
 import ctypes
 import json
 import os
-import subprocess
 import sys
-import tempfile
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-ROOT = os.path.dirname(HERE)
-SHARED = os.environ.get("HCACHE_SHARED", os.path.join(ROOT, "..", "shared"))
-CHUNK = 64
+import snapshots
+from snapshots import CHUNK, SHARED
 
 
 def load_policy():
-    out = os.path.join(tempfile.mkdtemp(prefix="hcache-windows."), "snapshots.so")
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-shared", "-fPIC", "-I", os.path.join(ROOT, "src"), "-I", os.path.join(ROOT, "lib"),
-                    os.path.join(ROOT, "src/save/snapshots.c"), "-o", out], check=True)
-    lib = ctypes.CDLL(out)
+    lib = snapshots.load_policy()
     lib.window_resume.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int]
     lib.window_thin.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, ctypes.c_char_p]
     return lib

@@ -3,8 +3,8 @@
 #
 # numpy sorts NaN to the end, in every float type of its own. In ml_dtypes' bfloat16 and 8-bit floats
 # one NaN breaks the order of the other numbers: [3, NaN, 1, 2] comes back as it was, and so does the
-# argsort. Of 1,000 random arrays of 200 with one NaN 744 were out of order, and in 88 one of the
-# largest five was another. Nothing warns. numpy's own types have an order for sorting in which NaN is
+# argsort. The script sorts 1,000 random arrays of 200 numbers with one NaN each: 744 come back out of
+# order, and 88 have another number among their largest five. Nothing warns. numpy's own types have an order for sorting in which NaN is
 # the largest; here sorting uses "less than", which is false beside NaN in both ways. So the best k of
 # bfloat16 logits by argsort are wrong where one logit is NaN. Convert to float32 before sorting.
 set -euo pipefail

@@ -61,7 +61,7 @@ static void keys_free(struct keys *k)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-/* Of a layer with a window only the chunks count that tokens behind n chunks see. */
+/* A layer with a window needs only the chunks that tokens behind n chunks see. */
 static void describe_layers(const struct store_hit *hits, int n,
                             const struct model_config *c, char *out)
 {

@@ -97,7 +97,7 @@ static void count_fault(struct weights_experts *x, int layer, const char *msg)
     log_warn("layer %d: %s", layer, msg);
 }
 
-/* Takes an expert that has been read, or has failed. Returns its code, with the message in *msg. */
+/* Takes an expert that has been read, or has failed. Returns its code, with the message in *why. */
 static int end_read(struct weights_experts *x, struct expert_read *r, struct err *why)
 {
     int rc = r->job.rc, slot = r->slot;
@@ -110,9 +110,8 @@ static int end_read(struct weights_experts *x, struct expert_read *r, struct err
     return rc;
 }
 
-/* Checks what arrives within timeout_ns.  *rc gets the code of an expert that has failed, and *why
- * its reason; *expert gets the expert that has ended, or -1.  Returns the number of pieces that
- * have arrived. */
+/* Checks what arrives within timeout_ns, and returns the number of pieces.  If an expert's read has
+ * ended, *expert gets its number, *rc its code and *why the message; else *expert is -1. */
 static unsigned take(struct weights_experts *x, int64_t timeout_ns, int32_t *expert,
                      int *rc, struct err *why)
 {

@@ -26,7 +26,7 @@ struct weights_packed {
     struct device *dev;
     struct model_config cfg;
     struct image_shape shape;
-    /* Of each part, and behind them one for all experts of each layer. */
+    /* One for each part that is no expert, then one for each layer with experts, which share it. */
     struct image *images;
     struct buf *mem; /* device memory; empty if a part is not held */
     size_t n_images;

@@ -58,7 +58,7 @@ void weights_release(const struct weights *w, int l, struct stream *s);
 /* Returns 0, or ERR_CORRUPT if the weights lie in an image that another program has changed: what
  * was computed with them must not be used. acquire asks, too; ask again behind the last use. */
 int weights_check(const struct weights *w);
-/* Returns layer l if all of it, but for experts, is resident, else NULL. */
+/* Returns layer l if it is resident, else NULL. Its experts may be elsewhere. */
 const struct layer_weights *weights_resident(const struct weights *w, int l);
 
 /* Says which experts of a layer are used next: ids [n], ascending.  Reads of those that are not in

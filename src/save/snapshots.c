@@ -76,7 +76,8 @@ static void keep_window(bool *drop, int n, int window)
         drop[c] = false;
 }
 
-/* Of two neighbouring places the earlier one goes if the gap without it is small for its age. */
+/* A place is judged when the next one is known. It goes if the gap between its two neighbours is
+ * small for its age. */
 void window_thin(const bool *whole, const bool *wanted, int n, int window, bool *drop)
 {
     const int least = SNAPSHOT_EVERY / STORE_CHUNK_TOKENS;

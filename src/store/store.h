@@ -386,8 +386,8 @@ struct store_link {
     bool is_pinned; /* it has a lasting pin */
 };
 /* Returns the chain of full chunks that ends with a stored chunk, in their order, or NULL if a
- * chunk of it is missing. *n is their number. The caller frees it. Reads nothing from the disk, and
- * does not count as a use. */
+ * chunk of it is missing. *n gets their number, and the caller frees the list. The disk is not
+ * read, and the chunks do not count as used. */
 struct store_link *store_chain_of(struct store *s, const struct sha256 *last, int *n);
 
 /* Declares a chunk damaged after a failed check. This chunk and all that continue it are misses

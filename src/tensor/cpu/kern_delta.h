@@ -108,8 +108,8 @@ INLINE void delta_gates(const struct delta_run *u)
 /* Takes rows [from, to) through a strip of n_vecs vectors of columns, from column j on, of the
  * state of the head of V. `at` is the strip, and `keeps` says whether its new values replace the
  * old ones. Meanwhile they lie in `s`, multiplied by the next row's decay: one pass over them
- * finishes a row, and sums up what the next row's key finds.  n_vecs, is_net and has_out are
- * constants where this is inlined. */
+ * finishes a row, and adds up the next row's product of key and state.  n_vecs, is_net and has_out
+ * are constants where this is inlined. */
 INLINE void delta_rows(const struct delta_run *u, int j, float *at, bool is_zero,
                        bool keeps, int from, int to, int n_vecs, bool is_net, bool has_out)
 {
