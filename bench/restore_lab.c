@@ -17,6 +17,7 @@
 #include "restore/save_policy.h"
 #include "sim/machines.h"
 #include "tensor/device.h"
+#include "tensor/peers.h"
 
 enum { GROUP = RESTORE_GROUP_CHUNKS, READ_DEPTH = 128 };
 
@@ -236,7 +237,7 @@ void lab_throttle(struct lab *b, double bytes_per_s)
     b->platform.tier[0] = b->tier;
     b->platform.io_overlap = b->io_overlap;
     b->platform.comp_overlap = b->comp_overlap;
-    platform_throttle(&b->platform, 0, bytes_per_s);
+    platform_throttle(&b->platform, 0, bytes_per_s * peers_count());
     if (b->k.io != NULL)
         io_throttle(b->k.io, (uint64_t)bytes_per_s, 0);
 }

@@ -25,7 +25,7 @@ struct lab {
     struct stack k;
     /* the stack's platform, throttled and corrected, from which plans are made */
     struct platform platform;
-    double throttle_bytes_per_s; /* 0: the store is not throttled */
+    double throttle_bytes_per_s; /* of each process's disk; 0: the store is not throttled */
     struct plan_layer layer[STORE_MAX_LAYERS];
     /* limits of a device with memory of its own; zero for other devices */
     struct device_ceilings most;

@@ -157,6 +157,13 @@ static void disks_close(struct io *io)
     free(io);
 }
 
+static void disks_throttle(struct io *io, uint64_t read, uint64_t write)
+{
+    for (int i = 0; i < job_processes(); i++)
+        (void)ask(own_of(io), i,
+                  &(struct question){.c = {.op = DISK_RATES, .n = {read, write}}});
+}
+
 static int disks_random(struct io *io, void *buf, size_t n)
 {
     return io_random(own_of(io), buf, n, NULL);
@@ -335,6 +342,7 @@ static int disks_space(struct io *io, const char *path, uint64_t *free_bytes,
 static const struct io_ops ops = {
     .close = disks_close,
     .random = disks_random,
+    .throttle = disks_throttle,
     .file_open = disks_file_open,
     .file_close = disks_file_close,
     .file_fd = disks_fd,
@@ -513,15 +521,12 @@ static const struct io_queue_ops queue_ops = {
 
 /* --- opening ---------------------------------------------------------------------------------- */
 
-struct io *disks_open(struct io *own, uint64_t read_bytes_per_s)
+struct io *disks_open(struct io *own)
 {
     struct disks *d = xcalloc(1, sizeof *d);
     io_init(&d->base, io_name(own), &ops, &queue_ops);
     d->own = own;
     io_of_process_0 = own;
-    for (int i = 1; i < job_processes(); i++)
-        (void)ask(own, i,
-                  &(struct question){.c = {.op = DISK_RATES, .n = {read_bytes_per_s, 0}}});
     return &d->base;
 }
 

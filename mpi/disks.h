@@ -95,7 +95,7 @@ void disk_threads_join(void);
 
 /* Function of struct peers_plugin: makes the file system of all processes. `own` is that of process
  * 0, which the result owns. */
-struct io *disks_open(struct io *own, uint64_t read_bytes_per_s);
+struct io *disks_open(struct io *own);
 /* Ends the threads of the other processes. */
 void disks_leave(int n_processes);
 

@@ -9,7 +9,6 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,16 +120,11 @@ static void *send_life(void *unused)
     return NULL;
 }
 
-/* Signals are for the threads that wait for them. */
-static void life_begin(void)
+static void life_begin(void) /* peers_join has blocked all signals */
 {
-    sigset_t all, before;
-    sigfillset(&all);
     clock_cond_init(&life.changed);
     life.is_on = true;
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
     CHECK(thread_create(&life.thread, send_life, NULL) == 0);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 static void life_end(void)

@@ -319,9 +319,9 @@ static void open_io(struct stack *k)
         say(k, text);
     }
     io_share_disk(k->io, turn_of(k), false);
-    if (o->throttle_bytes_per_s > 0)
-        io_throttle(k->io, o->throttle_bytes_per_s, 0);
-    k->io = peers_disks(k->io, o->throttle_bytes_per_s);
+    k->io = peers_disks(k->io);
+    io_throttle(k->io, o->throttle_bytes_per_s, 0);
+    k->o.user.throttle_bytes_per_s *= (uint64_t)peers_count(); /* of all disks together */
 }
 
 /* Segment size of a store in pinned memory. A device with memory of its own copies from pinned

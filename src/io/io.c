@@ -48,10 +48,12 @@ const char *io_name(const struct io *io)
     return io->name;
 }
 
-void io_throttle(struct io *io, uint64_t read_bytes_per_s, uint64_t write_bytes_per_s)
+void io_throttle(struct io *io, uint64_t read_rate, uint64_t write_rate)
 {
-    io_throttle_set(&io->throttle[IO_READ], read_bytes_per_s);
-    io_throttle_set(&io->throttle[IO_WRITE], write_bytes_per_s);
+    if (io->ops->throttle != NULL)
+        io->ops->throttle(io, read_rate, write_rate);
+    for (int op = 0; op < 2 && io->ops->throttle == NULL; op++)
+        io_throttle_set(&io->throttle[op], op == IO_READ ? read_rate : write_rate);
 }
 
 int io_random(struct io *io, void *buf, size_t n, struct err *err)

@@ -65,9 +65,9 @@ const char *io_name(const struct io *io);
 
 /* Makes every transfer through this io, synchronous or queued, take at least bytes / limit, like a
  * device of that speed (0: no limit, the default). Reads and writes are limited separately; all
- * files of the io share the limit. Accurate within 2 % over 100 ms. The throttle waits by sleeping.
- * Queued transfers are slowed at their completion, so that waiting can be overlapped with work.
- * Call it before transfers start. */
+ * files of one process share the limit. Accurate within 2 % over 100 ms. The throttle waits by
+ * sleeping. Queued transfers are slowed at their completion, so that waiting can be overlapped
+ * with work. Call it while no transfer runs. */
 void io_throttle(struct io *io, uint64_t read_bytes_per_s, uint64_t write_bytes_per_s);
 
 /* Priority on a disk that several ios use. */

@@ -18,6 +18,7 @@
 struct io_ops {
     void (*close)(struct io *io);
     int (*random)(struct io *io, void *buf, size_t n);
+    void (*throttle)(struct io *io, uint64_t read, uint64_t write); /* NULL: io.c limits */
 
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);

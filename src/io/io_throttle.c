@@ -11,8 +11,7 @@
 void io_throttle_init(struct io_throttle *t)
 {
     pthread_mutex_init(&t->lock, NULL);
-    t->bytes_per_s = 0;
-    t->next_ns = t->late_ns = 0;
+    io_throttle_set(t, 0);
 }
 
 void io_throttle_deinit(struct io_throttle *t)

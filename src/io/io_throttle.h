@@ -6,8 +6,7 @@
  * wake-up delays one report, not the transfers booked behind it. A single synchronous reader
  * oversleeps by 50 to 100 us per transfer, which would cost half of the bandwidth at 4 KiB. So the
  * next transfer may begin as much earlier as the report was late. Otherwise an idle device has no
- * time in hand: a short read takes its whole time, too. Any thread may call io_throttle_reserve and
- * io_throttle_wait. */
+ * time in hand: a short read takes its whole time, too. Any thread may reserve and wait. */
 #ifndef IO_IO_THROTTLE_H
 #define IO_IO_THROTTLE_H
 

@@ -107,10 +107,9 @@ void peers_use(const struct peers_plugin *p, int n)
     n_processes = n;
 }
 
-struct io *peers_disks(struct io *own, uint64_t read_bytes_per_s)
+struct io *peers_disks(struct io *own)
 {
-    return n_processes > 1 && plugin->disks != NULL ? plugin->disks(own, read_bytes_per_s)
-                                                    : own;
+    return n_processes > 1 && plugin->disks != NULL ? plugin->disks(own) : own;
 }
 
 int peers_count(void)

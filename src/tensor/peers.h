@@ -46,8 +46,8 @@ int peers_here(void);
 
 struct io;
 /* Returns the files of all processes as one file system: a path with a component hcache.rankR
- * (STORE_RANK) is at process R modulo their number, any other at process 0. It owns `own`. Returns
- * `own` if there is no other process. Each process limits its reads; 0: to nothing. */
-struct io *peers_disks(struct io *own, uint64_t read_bytes_per_s);
+ * (STORE_RANK) is at process R modulo their number, any other at process 0. The result owns `own`,
+ * and is `own` if there is no other process. */
+struct io *peers_disks(struct io *own);
 
 #endif

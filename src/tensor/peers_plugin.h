@@ -39,7 +39,7 @@ struct peers_plugin {
                         size_t bytes);
     int (*kv_rows_down)(struct stream *s, void *dst, struct mat own);
     /* As peers_disks. NULL: only process 0 has files. */
-    struct io *(*disks)(struct io *own, uint64_t read_bytes_per_s);
+    struct io *(*disks)(struct io *own);
 };
 
 /* Raise this if the meaning of something that crosses changes. */
