@@ -13,6 +13,7 @@ of the mean request, with the sizes and FLOPs of a model at one speed.
   each N        a snapshot each N tokens, nothing else; no inputs
   ours          the places of snapshots.h and inputs, from which states are replayed
   ours, behind  the same, but inputs are dropped once a later snapshot of their context is taken
+  ours, last N  the same, but a context keeps the inputs of its last N tokens only
   ours, bare    the same places without inputs
 
 At the end of a run the store holds some tokens: it also prints their bytes a token, with their snapshots.
@@ -33,10 +34,10 @@ CHUNK, LEAST = 64, 256
 
 # bytes a token of K and V and of inputs, bytes of a snapshot, GFLOP a token of a pass and of a replay
 MODELS = {
-    "qwen3.5-0.8b": (6 * 2048, 18 * 2048, 18 * 1122368, 1.0, 0.29),
-    "qwen3.6-35b-a3b": (10 * 2048, 30 * 4096, 30 * 2195520, 6.0, 1.1),
+    "qwen3.5-0.8b": (6 * 2048, 18 * 2048, 18 * 1122368, 1.0, 0.18),
+    "qwen3.6-35b-a3b": (10 * 2048, 30 * 4096, 30 * 2195520, 6.0, 0.84),
 }
-GFLOPS = 220  # a token's replay of 35B-A3B takes 5 ms
+GFLOPS = 220  # a token's replay of 35B-A3B takes 3.8 ms
 
 
 class View(ctypes.Structure):
@@ -100,7 +101,7 @@ def thin(lib, at, end):
 
 def run(requests, model, cap, kind, every, lib):
     kv, inputs, state, pass_gflop, replay_gflop = MODELS[model]
-    has_inputs = kind in ("ours", "behind")
+    has_inputs = kind in ("ours", "behind", "last")
     store, node_of, ends, total = Store(cap), {}, collections.defaultdict(set), 0.0
     children = collections.Counter()
     for r in requests:
@@ -165,9 +166,10 @@ def run(requests, model, cap, kind, every, lib):
             if 0 < p // CHUNK <= len(path):
                 store.put(("s", path[p // CHUNK - 1]), state)
                 newest = max(newest, p)
-        for k in range(newest // CHUNK if kind == "behind" else 0):
-            store.remove(("i", path[k]) if k < len(path) else None)
         end = prompt + r["out"]
+        cut = newest if kind == "behind" else min(newest, end - every) if kind == "last" else 0
+        for k in range(max(0, cut) // CHUNK):
+            store.remove(("i", path[k]) if k < len(path) else None)
         if kind == "turns" or (kind != "each" and end - newest >= LEAST):
             store.put(("e", r["session"], end), state)
             if path:
@@ -184,6 +186,7 @@ def main():
     p.add_argument("--cap", type=float, nargs="*", default=[16, 64, 256], help="GiB of the store")
     p.add_argument("--model", default="qwen3.6-35b-a3b", choices=sorted(MODELS))
     p.add_argument("--n", type=int, nargs="*", default=[2048, 8192], help="tokens of the policy each N")
+    p.add_argument("--last", type=int, nargs="*", default=[8192], help="tokens of the last N")
     a = p.parse_args()
     path = os.path.join(SHARED, "traces/agents/agents.jsonl")
     if not os.path.exists(path):
@@ -197,7 +200,8 @@ def main():
     print(f"{len(requests)} requests of {len(chosen)} sessions, {a.model}: ms computed again, mean")
     for cap in a.cap:
         arms = [("turn ends", "turns", 0)] + [(f"each {n}", "each", n) for n in a.n]
-        arms += [("ours", "ours", 0), ("ours, behind", "behind", 0), ("ours, bare", "bare", 0)]
+        arms += [("ours", "ours", 0), ("ours, behind", "behind", 0)]
+        arms += [(f"ours, last {n}", "last", n) for n in a.last] + [("ours, bare", "bare", 0)]
         row = {name: run(requests, a.model, cap * 2**30, kind, n, lib) for name, kind, n in arms}
         print(f"{cap:7g} GiB  " + "  ".join(f"{k} {ms:.0f} ({size / 1024:.0f} KiB)" for k, (ms, size) in row.items()),
               flush=True)

@@ -99,7 +99,7 @@ static int look_up(struct hcache *h, const struct keys *k, const struct hcache_c
     int want = c->n > 0 ? (int)(c->n - k->cut - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
     struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
     const struct model_config *cfg = &h->k.model->cfg;
-    const struct layer_set windowed = save_windowed(cfg);
+    const struct layer_set apart = save_apart(cfg);
     struct store_stats st;
     out->truncated_tokens = (int)k->cut;
     out->wanted_tokens = want * STORE_CHUNK_TOKENS;
@@ -109,8 +109,7 @@ static int look_up(struct hcache *h, const struct keys *k, const struct hcache_c
         tell_where(h, k, n_hits, c, out);
     if (rc == 0) {
         store_stats(h->k.store, &st);
-        int m = save_resumable(cfg, &windowed, hits, n_hits, 0,
-                               n_hits * STORE_CHUNK_TOKENS);
+        int m = save_resumable(cfg, &apart, hits, n_hits, 0, n_hits * STORE_CHUNK_TOKENS);
         if (m < n_hits)
             snprintf(out->why, sizeof out->why, SAVE_WHY_WINDOWS,
                      n_hits * STORE_CHUNK_TOKENS, (int)cfg->sliding_window,

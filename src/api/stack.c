@@ -601,6 +601,7 @@ static int open_saver(struct stack *k, struct err *err)
                             .fingerprint = k->fingerprint,
                             .buffer_bytes = save_buffer_bytes(k),
                             .max_batch_rows = most_rows(k),
+                            .input_tokens = k->o.input_tokens,
                             .pack_idle_ns = INT64_C(60000000000),
                             .warn = warn,
                             .warn_arg = k};

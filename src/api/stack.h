@@ -57,7 +57,8 @@ struct stack_opts {
     int64_t stuck_ns;
     /* As in store_opts. 0: all memory of --dram BYTES, and the store's default for --dram auto. */
     uint64_t dram_ahead_bytes;
-    bool no_profile; /* the caller fills in the platform itself, and no profile is used */
+    int input_tokens; /* as in saver_opts */
+    bool no_profile;  /* the caller fills in the platform itself, and no profile is used */
     /* Called when the model's configuration is known and before its weights are loaded. A code
      * other than 0 ends the opening. NULL: not called. */
     int (*check)(void *arg, const struct model *m, struct err *err);

@@ -208,11 +208,13 @@ int saver_create(const struct saver_opts *o, struct saver **out, struct err *err
     struct saver *s = xcalloc(1, sizeof *s);
     s->o = *o;
     s->queue_end = &s->queue;
+    if (s->o.input_tokens == 0)
+        s->o.input_tokens = SNAPSHOT_INPUTS;
     for (int k = 0; k < STORE_KINDS; k++)
         s->record_bytes[k] = record_most_bytes(m, (enum store_kind)k);
     s->state_bytes = model_state_bytes(&m->cfg);
-    s->windowed = o->remote == NULL ? save_windowed(&m->cfg) : (struct layer_set){{0}};
-    store_keep_apart(o->store, &o->fingerprint, &s->windowed);
+    s->apart = o->remote == NULL ? save_apart(&m->cfg) : (struct layer_set){{0}};
+    store_keep_apart(o->store, &o->fingerprint, &s->apart);
     pthread_mutex_init(&s->lock, NULL);
     clock_cond_init(&s->changed);
     int rc = reserve_memory(s, err);
@@ -1142,7 +1144,7 @@ static void committed(struct saver *s, const struct written *w)
     shared_store(&w->seq->committed, (long long)w->n_tokens);
 }
 
-/* --- windows ---------------------------------------------------------------------------------- */
+/* --- records that are dropped ----------------------------------------------------------------- */
 
 struct layer_set save_layers(const struct save_policy *p)
 {
@@ -1153,12 +1155,12 @@ struct layer_set save_layers(const struct save_policy *p)
     return out;
 }
 
-struct layer_set save_windowed(const struct model_config *c)
+struct layer_set save_apart(const struct model_config *c)
 {
     struct layer_set out = {{0}};
     int n = config_n_keeping(c);
     for (int l = 0; l < n; l++)
-        if (config_window(c, l) > 0)
+        if (config_window(c, l) > 0 || config_is_recurrent(c, l))
             layer_set_add(&out, l);
     return layer_set_last_out(&out, n) < 0 ? (struct layer_set){{0}} : out;
 }
@@ -1196,41 +1198,64 @@ int save_resumable(const struct model_config *c, const struct layer_set *saved,
     return m;
 }
 
-/* Drops the windows that no resume point of a sequence's context needs. Returns whether any was
- * dropped. */
-static bool thin_windows(struct saver *s, const struct save_seq *q)
+/* Chooses the chunks whose windows no resume point of the context needs. */
+static void choose_windows(struct saver *s, const struct save_seq *q,
+                           const struct store_link *links, int n, bool *drop)
 {
     const struct model_config *cfg = &s->o.model->cfg;
-    struct store *store = s->o.store;
     const struct layer_set saved = save_layers(&q->policy);
-    uint64_t n_bytes = 0;
-    int n = 0;
-    struct store_link *links = layer_set_is_empty(&s->windowed)
-                                   ? NULL
-                                   : store_chain_of(store, &q->parent, &n);
-    bool *flags = xcalloc(3 * (size_t)n + 1, sizeof *flags);
-    bool *whole = flags, *wanted = flags + n, *drop = flags + 2 * n;
-    if (n > 0)
-        fill_whole(cfg, &saved, &links[0].mask, sizeof *links, n, whole);
+    bool *whole = xcalloc(2 * (size_t)n, sizeof *whole), *wanted = whole + n;
+    fill_whole(cfg, &saved, &links[0].mask, sizeof *links, n, whole);
     for (int i = 0; i < n; i++)
         wanted[i] = links[i].is_branch || links[i].is_pinned || i + 1 == n ||
                     i + 1 == q->first_chunk || i + 1 == q->prompt_chunks;
-    if (n > 0)
-        window_thin(whole, wanted, n, cfg->sliding_window, drop);
+    window_thin(whole, wanted, n, cfg->sliding_window, drop);
+    free(whole);
+}
+
+/* Chooses the chunks that recurrent layers resume behind by a snapshot, and lose their inputs. */
+static void choose_inputs(struct saver *s, const struct store_link *links, int n,
+                          bool *drop)
+{
+    int n_old = n - s->o.input_tokens / STORE_CHUNK_TOKENS;
+    for (int i = n, newest = 0; i > 0; i--) {
+        struct sha256 key = store_state_key(&links[i - 1].key);
+        if (newest == 0 && store_pin(s->o.store, &key, NULL))
+            newest = i;
+        for (int l = 0; i <= MIN(n_old, newest) && l < STORE_MAX_LAYERS; l++)
+            drop[i - 1] |= layer_set_has(&s->apart, l) && has_record(&links[i - 1].mask, l);
+    }
+}
+
+/* Drops the records that no resume point of a sequence's context needs. Returns whether any was
+ * dropped. */
+static bool thin(struct saver *s, const struct save_seq *q)
+{
+    struct store *store = s->o.store;
+    uint64_t n_bytes = 0;
+    int n = 0;
+    struct store_link *links = layer_set_is_empty(&s->apart)
+                                   ? NULL
+                                   : store_chain_of(store, &q->parent, &n);
+    bool *drop = xcalloc((size_t)n + 1, sizeof *drop);
+    if (n > 0 && config_is_hybrid(&s->o.model->cfg))
+        choose_inputs(s, links, n, drop);
+    else if (n > 0)
+        choose_windows(s, q, links, n, drop);
     for (int i = 0; i < n; i++) {
         struct store_hit hit = {0};
         if (!drop[i] || !store_pin(store, &links[i].key, &hit))
             continue;
         if (store_load(store, &hit, NULL) == 0)
-            n_bytes += store_drop_records(store, &hit, &s->windowed);
+            n_bytes += store_drop_records(store, &hit, &s->apart);
         store_release(store, &hit, 1);
     }
     free(links);
-    free(flags);
+    free(drop);
     return n_bytes > 0;
 }
 
-/* Thins the windows of all sequences that have just had chunks committed. */
+/* Thins the records of all sequences that have just had chunks committed. */
 static void thin_committed(struct saver *s, const struct uncommitted *b)
 {
     bool any = false;
@@ -1238,7 +1263,7 @@ static void thin_committed(struct saver *s, const struct uncommitted *b)
         bool is_last = true;
         for (int k = i + 1; k < b->n; k++)
             is_last = is_last && b->chunk[k].seq != b->chunk[i].seq;
-        any |= is_last && thin_windows(s, b->chunk[i].seq);
+        any |= is_last && thin(s, b->chunk[i].seq);
     }
     pthread_mutex_lock(&s->lock);
     bool goes_on = s->queue != NULL; /* then the next commit frees the space */

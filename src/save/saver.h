@@ -93,6 +93,7 @@ struct saver_opts {
      * everything. */
     size_t buffer_bytes;
     int max_batch_rows; /* most rows of one forward pass */
+    int input_tokens;   /* for tests, instead of SNAPSHOT_INPUTS; 0: that */
     /* Once a sequence was saved whose chunks are packed, all chunks of the store that are not are
      * packed when nothing was saved for this time (repack.h); 0: never. */
     int64_t pack_idle_ns;
@@ -194,9 +195,10 @@ static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stor
 }
 /* Returns the layers of which a policy saves records. */
 struct layer_set save_layers(const struct save_policy *p);
-/* Returns the layers with a window whose records are dropped where no resume point needs them.
- * Empty if the model has no others: a chunk keeps some record. */
-struct layer_set save_windowed(const struct model_config *c);
+/* Returns the layers whose records are dropped where no resume point needs them (snapshots.h):
+ * those with a window, and recurrent ones. Empty if the model has no others: a chunk keeps some
+ * record. */
+struct layer_set save_apart(const struct model_config *c);
 /* Why fewer come back than are stored: stored tokens, the window, tokens that come back. */
 #define SAVE_WHY_WINDOWS                                                                   \
     "%d tokens are stored, but the windows of layers that see %d tokens are kept only "    \

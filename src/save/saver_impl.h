@@ -106,9 +106,9 @@ struct idle {
 struct saver {
     struct saver_opts o;
     size_t record_bytes[STORE_KINDS];
-    size_t state_bytes;        /* of one state; 0: no layer is recurrent */
-    struct layer_set windowed; /* save_windowed; empty: nothing is dropped */
-    struct save_down *down;    /* NULL where memory is unified */
+    size_t state_bytes;     /* of one state; 0: no layer is recurrent */
+    struct layer_set apart; /* save_apart; empty: nothing is dropped */
+    struct save_down *down; /* NULL where memory is unified */
     /* Copies of one layer's snapshot, if memory is unified. They belong to the compute thread. */
     struct copy_part *copies;
     int n_copies;

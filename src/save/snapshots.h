@@ -1,5 +1,5 @@
 /* snapshots.h - where contexts can resume: where the states of recurrent layers are saved as
- * snapshots, which of them go first when room is wanted, and which windows are kept.
+ * snapshots, which of them go first when room is wanted, and which inputs and windows are kept.
  *
  * A restore takes the last snapshot at or before its place and replays the tokens behind it from
  * saved inputs (restore.h). A snapshot is worth its bytes where later requests resume:
@@ -13,6 +13,10 @@
  *
  * All places but a turn's end are ends of full chunks: only there can another context leave this
  * one. Places on the grid are absolute, so contexts that share tokens share these snapshots.
+ *
+ * Inputs are kept behind the last snapshot, and those of the last SNAPSHOT_INPUTS tokens: most
+ * branches are there. Farther back a request goes on from a snapshot, and computes the rest.
+ * (Measured on the agents' traces: bench/snapshots.py, docs/perf/2026-12-01c.md.)
  *
  * A *window* is the records of the layers with a sliding window in the chunks that tokens behind a
  * place still see. These layers need nothing else to resume there. So a context keeps windows only
@@ -33,6 +37,8 @@ enum {
     SNAPSHOT_LEAST = 256,
     /* Most snapshots of one context that are looked at. */
     SNAPSHOT_MOST = 256,
+    /* Tokens before a context's end of which it keeps the recurrent layers' inputs. */
+    SNAPSHOT_INPUTS = 8192,
 };
 
 struct snapshot_view {

@@ -163,7 +163,8 @@ static int32_t longer[N_LONG];
 /* hcache_opts.pack of the next stacks: "on" or "off". */
 static const char *packing = "off";
 
-static bool reuses; /* whether the next stacks keep states on the device */
+static bool reuses;      /* whether the next stacks keep states on the device */
+static int input_tokens; /* stack_opts.input_tokens of the next stacks */
 
 /* Returns whether packing makes a snapshot smaller: a convolution's of 576 bytes stays. */
 static bool packs(void)
@@ -183,6 +184,7 @@ static void open_longer(struct stack *k, struct io *io, const char *dtype)
                            .user.pack = packing,
                            .user.store = et_dirs,
                            .user.n_store = io != NULL ? 2 : 0,
+                           .input_tokens = input_tokens,
                            .io = io};
     et_open(k, &o);
     et_prompt(longer, N_LONG, 8);
@@ -299,6 +301,83 @@ static void states_alone(void **state)
     }
     stack_close(&k);
     io_close(io);
+}
+
+/* Writes for each full chunk of the first n tokens whether it has inputs of a recurrent layer. */
+static void inputs_of(struct stack *k, int n, char *out)
+{
+    int n_links = 0, l = 0;
+    struct sha256 key = store_root_key(&k->fingerprint, NULL);
+    while (!config_is_recurrent(&k->model->cfg, l))
+        l++;
+    for (int c = 0; c < n / 64; c++)
+        key = store_chunk_key(&key, longer + c * 64);
+    struct store_link *links = store_chain_of(k->store, &key, &n_links);
+    for (int c = 0; c < n_links; c++)
+        out[c] = store_mask_has(&links[c].mask, l, STORE_HIDDEN) ? 'i' : '-';
+    out[n_links] = 0;
+    free(links);
+    assert_true(store_audit(k->store));
+}
+
+/* A context loses the inputs of old tokens that a snapshot follows, and comes back behind it. A
+ * request that leaves the context before the snapshot has the same bits, and so has one that finds
+ * the snapshot damaged. */
+static void old_inputs_go(void **state)
+{
+    static const char *const plans[] = {"auto", "hidden", "kv"};
+    static const int n_kept[] = {64, 128, 0}; /* 0: all of so short a context */
+    static const char *const kept[] = {"-----i", "----ii", "iiiiii"};
+    for (int i = 0; i < 3; i++) {
+        struct io *io = et_disk(20, 1 << 28);
+        struct et_run want = never_evicted("bf16", N_LONG, N_GENERATE), r;
+        struct et_run left = never_evicted("bf16", 350, N_GENERATE);
+        struct et_ask a = {
+            .prompt = longer, .n_prompt = 400, .max_tokens = 1, .save = "both"};
+        char has[8];
+        struct stack k;
+        input_tokens = n_kept[i];
+        open_longer(&k, io, "bf16");
+        a.n_prompt = 250; /* too short for a snapshot */
+        (void)et_must_run(&k, &a);
+        inputs_of(&k, 250, has);
+        assert_string_equal(has, "iii");
+        a.n_prompt = 400;
+        (void)et_must_run(&k, &a);
+        inputs_of(&k, 400, has);
+        assert_string_equal(has, kept[i]);
+        stack_close(&k);
+        open_longer(&k, io, "bf16");
+        inputs_of(&k, 400, has);
+        assert_string_equal(has, kept[i]);
+        a = (struct et_ask){.prompt = longer,
+                            .n_prompt = N_LONG,
+                            .max_tokens = N_GENERATE,
+                            .save = "none",
+                            .plan = plans[i]};
+        r = et_must_run(&k, &a);
+        et_same(&r, &want, "behind the snapshot");
+        assert_int_equal(r.n_cached, 400);
+        a.n_prompt = 350;
+        a.save = "both";
+        r = et_must_run(&k, &a);
+        et_same(&r, &left, "before the snapshot");
+        struct sha256 key = store_root_key(&k.fingerprint, NULL);
+        struct store_hit hit;
+        for (int c = 0; c < 6; c++)
+            key = store_chunk_key(&key, longer + c * 64);
+        key = store_state_key(&key);
+        assert_true(store_pin(k.store, &key, &hit));
+        store_condemn(k.store, &hit, "for a test");
+        store_release(k.store, &hit, 1);
+        a.n_prompt = N_LONG;
+        a.save = "none";
+        r = et_must_run(&k, &a);
+        et_same(&r, &want, "without the snapshot");
+        stack_close(&k);
+        io_close(io);
+    }
+    input_tokens = 0;
 }
 
 /* A turn ends inside a chunk. The next turn, and another one from the same place, resume there. */
@@ -682,6 +761,7 @@ int main(int argc, char **argv)
         {"refusals", refusals},
         {"every_cut_behind_a_snapshot", every_cut_behind_a_snapshot},
         {"states_alone", states_alone},
+        {"old_inputs_go", old_inputs_go},
         {"the_end_of_a_turn", the_end_of_a_turn},
         {"a_branch", a_branch},
         {"a_branch_on_the_device", a_branch_on_the_device},

@@ -232,7 +232,7 @@ static void packing_and_pins(void **state)
     free(links);
     struct store_guaranteed g;
     struct store_hit hit;
-    const struct layer_set windowed = save_windowed(&k.model->cfg);
+    const struct layer_set windowed = save_apart(&k.model->cfg);
     assert_int_equal(store_guarantee(k.store, keys, 3, INT64_MAX / 4, &g, &err), 0);
     assert_true(store_pin(k.store, &keys[0], &hit));
     assert_int_equal(store_load(k.store, &hit, &err), 0);
