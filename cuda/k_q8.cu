@@ -19,35 +19,44 @@ enum {
     WORD = 4, /* numbers that are staged at a time */
 };
 
-/* The limits of ops.h below which a block counts as zero, 2^-100, and from which on it counts as
+/* The limits of ops.h below which a k-block counts as zero, 2^-100, and from which on it counts as
  * infinite, 2^110. */
 #define TINY 7.888609052210118e-31f
 #define MOST 1.298074214633707e+33f
+#define MOST_HALVED 15 /* Q4_MOST_HALVED of ops.h */
 
-/* A warp rounds k-block k0 of a row to x [K_BLOCK] and e [PER_K_BLOCK], a lane a number of each
- * block.  Beyond the row's end x is zero. */
+/* A warp rounds k-block k0 of a row to x [K_BLOCK], *e and the blocks' steps [PER_K_BLOCK], a lane a
+ * number of each block.  Beyond the row's end x is zero. */
 template <typename T>
-static __device__ __forceinline__ void round_row(int8_t *x, float *e, const gpu_mat &a, int row,
-                                                 int k0)
+static __device__ __forceinline__ void round_row(int8_t *x, float *e, float *step,
+                                                 const gpu_mat &a, int row, int k0)
 {
     int lane = (int)(threadIdx.x % WARP);
+    float v[PER_K_BLOCK], top[PER_K_BLOCK], largest = 0;
 #pragma unroll
     for (int b = 0; b < PER_K_BLOCK; b++) {
         int k = k0 + b * BLOCK + lane;
-        float v = k < a.cols ? to_f32(((const T *)a.data)[(int64_t)row * a.ld + k]) : 0.0f;
-        float largest = fabsf(v) < MOST ? fabsf(v) : MOST; /* a NaN counts as an infinity */
+        v[b] = k < a.cols ? to_f32(((const T *)a.data)[(int64_t)row * a.ld + k]) : 0.0f;
+        top[b] = fabsf(v[b]) < MOST ? fabsf(v[b]) : MOST; /* a NaN counts as an infinity */
 #pragma unroll
         for (int d = WARP / 2; d > 0; d /= 2)
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, d));
-        bool is_zero = largest < TINY || largest >= MOST;
-        float scale = is_zero ? 0.0f : __fdiv_rn(127.0f, largest);
-        x[b * BLOCK + lane] = is_zero ? (int8_t)0 : (int8_t)rintf(__fmul_rn(v, scale));
-        if (lane == 0)
-            e[b] = largest >= MOST ? nanf("")
-                   : is_zero       ? 0.0f
-                                   : __uint_as_float(
-                                         __float_as_uint(__fdiv_rn(largest, 127.0f)) & ~3u);
+            top[b] = fmaxf(top[b], __shfl_xor_sync(0xffffffffu, top[b], d));
+        largest = fmaxf(largest, top[b]);
     }
+    bool is_zero = largest < TINY || largest >= MOST;
+    float scale = is_zero ? 0.0f : __fdiv_rn(127.0f, largest);
+#pragma unroll
+    for (int b = 0; b < PER_K_BLOCK; b++) {
+        uint32_t halved = (__float_as_uint(largest) - __float_as_uint(top[b])) >> 23;
+        halved = is_zero ? 0 : halved < MOST_HALVED ? halved : MOST_HALVED;
+        float up = __uint_as_float((127 + halved) << 23); /* 2^i */
+        x[b * BLOCK + lane] = is_zero ? (int8_t)0
+                                      : (int8_t)rintf(__fmul_rn(v[b], __fmul_rn(scale, up)));
+        if (lane == 0)
+            step[b] = __uint_as_float((127 - halved) << 23);
+    }
+    if (lane == 0)
+        *e = largest >= MOST ? nanf("") : is_zero ? 0.0f : __fdiv_rn(largest, 127.0f);
 }
 
 template <typename TC, typename TA>
@@ -58,7 +67,7 @@ static __global__ void __launch_bounds__(THREADS)
     __shared__ __align__(16) int8_t x[ROWS][K_BLOCK];
     __shared__ __align__(16) int8_t q[COLS][K_BLOCK + WORD]; /* padded so that columns lie in
                                                               * different banks */
-    __shared__ float e[ROWS][PER_K_BLOCK], d[COLS][PER_K_BLOCK + 1];
+    __shared__ float e[ROWS], step[ROWS][PER_K_BLOCK], d[COLS][PER_K_BLOCK + 1];
     int row0 = (int)blockIdx.y * ROWS, col0 = (int)blockIdx.x * COLS;
     int n_rows = c.rows - row0 < ROWS ? c.rows - row0 : ROWS;
     int n_cols = c.cols - col0 < COLS ? c.cols - col0 : COLS;
@@ -72,7 +81,7 @@ static __global__ void __launch_bounds__(THREADS)
         int words = n * BLOCK / WORD;
         __syncthreads(); /* the previous k-block has been used */
         for (int r = (int)threadIdx.x / WARP; r < n_rows; r += THREADS / WARP)
-            round_row<TA>(x[r], e[r], a, row0 + r, kb * BLOCK);
+            round_row<TA>(x[r], &e[r], step[r], a, row0 + r, kb * BLOCK);
         for (int i = (int)threadIdx.x; i < n_cols * words; i += THREADS) {
             int64_t at = ((int64_t)(col0 + i / words) * w.n_blocks + kb) * BLOCK;
             *(uint32_t *)&q[i / words][i % words * WORD] =
@@ -86,13 +95,15 @@ static __global__ void __launch_bounds__(THREADS)
             int r = first + i * (THREADS / COLS);
             if (r >= n_rows)
                 break;
+            float sum = 0;
             for (int b = 0; b < n; b++) {
                 int s = 0;
 #pragma unroll
                 for (int k = b * BLOCK; k < (b + 1) * BLOCK; k++)
                     s += (int)x[r][k] * q[col][k];
-                acc[i] = fmaf(__fmul_rn((float)s, e[r][b]), d[col][b], acc[i]);
+                sum = fmaf(__fmul_rn((float)s, step[r][b]), d[col][b], sum);
             }
+            acc[i] = fmaf(sum, e[r], acc[i]);
         }
     }
 #pragma unroll

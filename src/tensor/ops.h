@@ -11,21 +11,24 @@
  *    blocks of 32, each d * q + m with whole numbers q; d and m are f32.  The 4-bit types come from
  *    a file, with q from 0 to 15 (q4_blocks.h).  For q8, d is the block's largest |w| / 127,
  *    rounded up to f16; q is w / d, rounded to nearest even; there is no m; and the last block is
- *    filled up with zeros.  A row of A is cut into blocks of 32, each rounded to whole numbers of 8
- *    bits: x = a * (127 / largest |a|), to nearest even; e = largest |a| / 127 without the two
- *    lowest of its 24 bits; and z = (sum of x) * e.  With s the exact sum of x q over a block, acc
- *    = fma(s * e, d, acc), then acc = fma(z, m, acc), from +0 over the blocks in ascending k; s * e
- *    is rounded to f32; bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A
- *    block of A whose largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an
- *    infinity or a NaN, e is NaN.
+ *    filled up with zeros.  A row of A is cut into k-blocks of 256, and each k-block is rounded to
+ *    whole numbers x of 8 bits, which count in steps of e * 2^-i.  e is the k-block's largest |a| /
+ *    127, and each block of 32 has an i: the largest one, up to Q4_MOST_HALVED, for which largest
+ *    |a| of the k-block * 2^-i is not below largest |a| of the block.  x = a * (127 / largest |a|
+ *    of the k-block) * 2^i, to nearest even.  With s the exact sum of x q over a block, and z the
+ *    sum of x * 2^-i rounded to a multiple of 1/8, p = fma(s * 2^-i, d, p), then p = fma(z, m, p),
+ *    from +0 over the k-block's blocks in ascending k; s * 2^-i is exact.  For q4_k p takes the
+ *    minimums at the end of the k-block: p = fma(sum of z t, -M, p), with an exact sum.  Then acc = fma(p, e, acc), from +0 over the k-blocks
+ *    in ascending k; bias last.  For q4_0, s is the sum of x (q - 8), and there is no m.  A k-block
+ *    of A whose largest |a| is below 2^-100 counts as zero; if it is 2^110 or more, an infinity or
+ *    a NaN, e is NaN.
  *    For mxfp4, iq4_nl and iq4_xs, s is the sum of x v(q), with v from the type's table, and there
  *    is no m.
- *    6-bit weights (q6_k): the same, except that every 16 weights of a block have a whole number t
- *    of 8 bits.  s = sum of x t (q - 32) over a block, which is exact in f32 too, and only acc =
- *    fma(s * e, D, acc) is computed.  Q4_NUMERICS_VERSION is part of the fingerprint of a model
- *    with these weights.
+ *    6-bit weights (q6_k): the same in halves of blocks, each with a d = D * (a whole number of 8
+ *    bits), without an m, and with s the sum of x (q - 32).  Q4_NUMERICS_VERSION is part of the
+ *    fingerprint of a model with these weights.
  *    Weights of a file are exact.  Activations keep 8 bits, as in llama.cpp, because 16 bits halve
- *    the speed of many rows.  A product differs from the one with f32 activations by about 0.4 % of
+ *    the speed of many rows.  A product differs from the one with f32 activations by about 0.5 % of
  *    the sum of its terms' magnitudes (tests/tensor/test_q4.c, test_q8.c).  docs/MODELS.md says by
  *    how much a model's predictions differ.
  *  - matmul with bf16 weights and rounded activations (bf16r) is AMX's instruction.  a and w are
@@ -75,7 +78,10 @@
 /* Raise these versions whenever a product with bf16r weights, or with weights in blocks (q8, q4_0
  * and so on), gives other bits. */
 #define BF16R_NUMERICS_VERSION 1
-#define Q4_NUMERICS_VERSION    3
+#define Q4_NUMERICS_VERSION    4
+
+/* Most times that the steps of a k-block's rounded activations are halved for one of its blocks. */
+#define Q4_MOST_HALVED 15
 
 /* Limits that every backend supports. A model that needs more is refused when its config is read.
  */

@@ -47,8 +47,7 @@ static void test_extremes(void **state)
         uint8_t *rows = random_q4(t, N, K, 2);
         size_t bytes = q4_block_bytes(t), numbers = bytes - (size_t)q4_block_weights(t) / 2;
         for (size_t at = 0; at < q4_row_bytes(t, K); at += bytes) {
-            /* q = 0 and s = -128 give the largest sums of integers, 16.6 million, which is below
-             * 2^24. */
+            /* q = 0 and s = -128 give the largest sums. */
             if (t == DTYPE_Q6_K) {
                 memset(rows + at, 0, 192);
                 memset(rows + at + 192, 0x80, 16);
@@ -89,8 +88,8 @@ static void test_extremes(void **state)
     }
 }
 
-/* Activations are rounded by at most 1/254 of their block's largest value. Weights are not
- * rounded. */
+/* Activations are rounded by at most 1/127 of their block's largest value, and by 1/254 where it is
+ * the k-block's. Weights are not rounded. */
 static void test_error(void **state)
 {
     enum { M = 2, N = 20, K = 2048 };
@@ -101,7 +100,7 @@ static void test_error(void **state)
         struct weight w = weight_make(&cpu, t, N, K, rows);
         double worst = quant_worst_product(&w, a, &kept);
         /* One standard deviation is 1 / (254 sqrt(3)) for activations of size 1 / sqrt(3): 0.4
-         * %. */
+         * %; all blocks have numbers of nearly the largest size. */
         print_message("%s: the worst product of %d is off by %.2f %% of its terms' sum\n",
                       dtype_name(t), M * N, 100 * worst);
         assert_true(worst < 5 * 0.004);

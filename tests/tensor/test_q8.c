@@ -78,6 +78,24 @@ static void test_error(void **state)
     mat_free(&a);
 }
 
+/* An outlier coarsens its own block of 32 only: the k-block's other blocks halve the steps. */
+static void test_an_outlier_stays_alone(void **state)
+{
+    enum { M = 2, N = 20, K = 256 };
+    struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
+    float *rows = random_elems(DTYPE_F32, N * K, 6);
+    for (int r = 0; r < M; r++)
+        ((float *)a.data)[r * K + 40] = 1000;
+    for (int i = 0; i < N * K; i++)
+        rows[i] = i % K / Q8_BLOCK == 1 ? 0 : rows[i];
+    struct weight w = weight_make(&cpu, DTYPE_Q8, N, K, rows);
+    assert_true(quant_worst_product(&w, a, &kept) < 5 * 0.008);
+    free(rows);
+    weight_free(&cpu, &w);
+    mat_free(&kept);
+    mat_free(&a);
+}
+
 /* --- packing ---------------------------------------------------------------------------------- */
 
 /* Packing piece by piece, at any row, equals packing at once. Unpacked rows equal those of `ref`.
@@ -167,9 +185,13 @@ static void test_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kernel), cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_error),        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_blocks_of_q8_0),
+        cmocka_unit_test(test_every_kernel),
+        cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_an_outlier_stays_alone),
+        cmocka_unit_test(test_pack),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_blocks_of_q8_0),
     };
     return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
 }

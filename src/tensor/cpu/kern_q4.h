@@ -8,8 +8,8 @@
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
-/* If the largest magnitude is below 2^-100, the block counts as zero; from 2^110 on, as infinite.
- */
+/* If a k-block's largest magnitude is below 2^-100, the k-block counts as zero; from 2^110 on, as
+ * infinite. */
 #define LEAST_BITS 0x0d800000u
 #define MOST_BITS  0x76800000u
 
@@ -36,73 +36,57 @@ INLINE void half_sums(const int8_t *x, int32_t *sums)
         sums[i] = fours[i][0] + fours[i][1] + fours[i][2] + fours[i][3];
 }
 
-/* Writes what x and e of a k-block give (q4.h). */
-INLINE void round_factors(float *at)
+/* Writes what the x of a k-block give (q4.h).  Block b counts in steps of 2^-halved[b]. */
+INLINE void round_factors(float *at, const uint32_t *halved)
 {
-    int32_t zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK], twelve[QUANT_PER_K_BLOCK],
-        of_128[QUANT_PER_K_BLOCK], half[2 * QUANT_PER_K_BLOCK];
+    int32_t base[QUANT_PER_K_BLOCK], zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK],
+        twelve[QUANT_PER_K_BLOCK], of_128[QUANT_PER_K_BLOCK], half[2 * QUANT_PER_K_BLOCK];
+    int16_t pairs[QUANT_PER_K_BLOCK];
     half_sums((const int8_t *)at, half);
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         int32_t sum = half[2 * b] + half[2 * b + 1];
-        at[Q4_Z + b] = (float)sum * at[Q4_E + b];
-        at[Q4_N + b] = at[Q4_E + b] * -Q4_BASE;
-        zero[b] = Q4_BASE_BITS - 8 * sum;
-        twelve[b] = Q4_BASE_BITS - 12 * sum;
-        of_128[b] = Q4_BASE_BITS - 128 * sum;
+        /* Adding 1.5 * 2^23 rounds to a whole number, and stays exact. */
+        float eighths = (float)sum * float_of_bits((130 - halved[b]) << 23) + 0x1.8p23f;
+        at[Q4_Z + b] = (eighths - 0x1.8p23f) / 8;
+        pairs[b] = (int16_t)(eighths - 0x1.8p23f);
+        base[b] = Q4_BASE_BITS - (int32_t)(halved[b] << 23);
+        zero[b] = base[b] - 8 * sum;
+        twelve[b] = base[b] - 12 * sum;
+        of_128[b] = base[b] - 128 * sum;
     }
     for (int i = 0; i < 2 * QUANT_PER_K_BLOCK; i++)
-        h[i] = Q4_BASE_BITS - 32 * half[i];
+        h[i] = base[i / 2] - 32 * half[i];
+    memcpy(at + Q4_BASES, base, sizeof base);
     memcpy(at + Q4_ZERO, zero, sizeof zero);
     memcpy(at + Q4_H, h, sizeof h);
     memcpy(at + Q4_TWELVE, twelve, sizeof twelve);
     memcpy(at + Q4_HALF, of_128, sizeof of_128);
+    memcpy(at + Q4_PAIRS, pairs, sizeof pairs);
 }
 
-/* Returns the scale of a block: its two lowest bits are 0 (q4.h). */
-INLINE float round_scale(uint32_t top)
-{
-    return float_of_bits(abs_bits(float_of_bits(top) / 127.0f) & ~3u);
-}
-
-/* Rounds block by block, for k-blocks in which a block counts as zero or as infinite, or contains a
- * NaN. */
-static void round_odd_blocks(const float *a, int n_blocks, const uint32_t *top, float *at)
-{
-    for (int b = 0; b < n_blocks; b++) {
-        int8_t *x = (int8_t *)at + b * Q4_BLOCK;
-        float scale = 127.0f / float_of_bits(top[b]);
-        memset(x, 0, Q4_BLOCK);
-        at[Q4_E + b] = top[b] >= MOST_BITS ? float_of_bits(0x7fc00000) : 0;
-        if (top[b] >= MOST_BITS || top[b] < LEAST_BITS)
-            continue;
-        at[Q4_E + b] = round_scale(top[b]);
-        round_half(a + b * Q4_BLOCK, scale, x);
-        round_half(a + b * Q4_BLOCK + 16, scale, x + 16);
-    }
-    round_factors(at);
-}
-
-/* Rounds a k-block of a row, with all its divisions in one loop, so that they run side by side. */
+/* Rounds a k-block of a row.  The bits of a magnitude that is halved i times are lower by i << 23,
+ * so a difference of bits tells how often the largest one can be halved. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
-    uint32_t top[QUANT_PER_K_BLOCK] = {0};
-    float scale[QUANT_PER_K_BLOCK];
-    bool odd = false;
+    uint32_t top[QUANT_PER_K_BLOCK] = {0}, halved[QUANT_PER_K_BLOCK] = {0}, largest = 0;
     for (int b = 0; b < n_blocks; b++) {
         top[b] = largest_bits(a + b * Q4_BLOCK, Q4_BLOCK);
-        odd |= top[b] - LEAST_BITS >= MOST_BITS - LEAST_BITS;
+        largest = MAX(largest, top[b]);
     }
-    if (odd) {
-        round_odd_blocks(a, n_blocks, top, at);
+    if (largest < LEAST_BITS || largest >= MOST_BITS) {
+        memset(at, 0, KB);
+        at[Q4_E] = largest >= MOST_BITS ? float_of_bits(0x7fc00000) : 0;
+        round_factors(at, halved);
         return;
     }
-    for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
-        scale[b] = 127.0f / float_of_bits(top[b]);
-        at[Q4_E + b] = round_scale(top[b]);
-    }
+    uint32_t scale = abs_bits(127.0f / float_of_bits(largest));
+    at[Q4_E] = float_of_bits(largest) / 127.0f;
+    for (int b = 0; b < QUANT_PER_K_BLOCK; b++)
+        halved[b] = MIN((largest - top[b]) >> 23, Q4_MOST_HALVED);
     for (int i = 0; i < 2 * n_blocks; i++)
-        round_half(a + i * 16, scale[i / 2], (int8_t *)at + i * 16);
-    round_factors(at);
+        round_half(a + i * 16, float_of_bits(scale + (halved[i / 2] << 23)),
+                   (int8_t *)at + i * 16);
+    round_factors(at, halved);
 }
 
 /* Rounds a k-block of n numbers; its last block is filled up with zeros. */
@@ -130,19 +114,20 @@ static void round_row(const float *a, int64_t k, int16_t *x, int64_t x_step)
 /* --- scales ---------------------------------------------------------------------------------- */
 
 /* Sets d and m of block b of 16 columns; `scales` is the start of the k-block's scales.  For q6_k d
- * and m are the s of the two halves, not multiplied by D.  Types without a minimum
- * have an m of zero. */
+ * and m are D s of the two halves, and for q4_k m is t.  Types without a minimum have an m of
+ * zero. */
 INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16 *m)
 {
     const uint8_t *at = scales + q4_shared_bytes(t) + (size_t)b * q4_scale_bytes(t);
     if (t == DTYPE_Q6_K) {
-        *d = v_load_i8(at);
-        *m = v_load_i8(at + PANEL);
+        v16 top = v_load_f16((const uint16_t *)scales);
+        *d = v_mul(top, v_load_i8(at));
+        *m = v_mul(top, v_load_i8(at + PANEL));
         return;
     }
     if (t == DTYPE_Q4_K) {
         *d = v_mul(v_load_f16((const uint16_t *)scales), v_load_u8(at));
-        *m = v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_load_u8(at + PANEL));
+        *m = v_load_u8(at + PANEL);
         return;
     }
     if (t == DTYPE_IQ4_XS)
@@ -163,12 +148,12 @@ INLINE bool has_bytes(enum dtype t)
 /* Returns what the sum of block b of a row begins at; f: the row's k-block. */
 INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
-    int32_t zero = Q4_BASE_BITS;
+    int32_t at;
     if (has_bytes(t))
-        return i_byte_start(f + Q4_HALF + b);
-    if (t == DTYPE_Q4_0 || t == DTYPE_MXFP4)
-        memcpy(&zero, f + (t == DTYPE_Q4_0 ? Q4_ZERO : Q4_TWELVE) + b, sizeof zero);
-    return i_set1(zero);
+        return i_byte_start(f + Q4_HALF + b, f + Q4_BASES + b);
+    f += t == DTYPE_Q4_0 ? Q4_ZERO : t == DTYPE_MXFP4 ? Q4_TWELVE : Q4_BASES;
+    memcpy(&at, f + b, sizeof at);
+    return i_set1(at);
 }
 
 /* The sum of integers of a block. */
@@ -186,12 +171,23 @@ INLINE v16 sum_end(enum dtype t, i_part sum, const float *f, int b)
     return has_bytes(t) ? i_bits(sum) : i_end(sum, start_of(t, f, b));
 }
 
+/* Adds a sum of block b of a row, of which `bits` are the bits, times d to acc. */
+INLINE v16 add_sum(v16 acc, v16 bits, const float *f, int b, v16 d)
+{
+    return v_fma(v_sub(bits, v_set1(f[Q4_BASES + b])), d, acc);
+}
+
 /* Adds block b of a row times its weights to acc; sum: the sum of integers. */
 INLINE v16 add_block(enum dtype t, v16 acc, i_part sum, const float *f, int b, v16 d, v16 m)
 {
-    v16 s = v_fma(sum_end(t, sum, f, b), v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b]));
-    acc = v_fma(s, d, acc);
-    return q4_has_minimum(t) ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
+    acc = add_sum(acc, sum_end(t, sum, f, b), f, b, d);
+    return t == DTYPE_Q4_1 ? v_fma(v_set1(f[Q4_Z + b]), m, acc) : acc;
+}
+
+/* Adds the sum of a row's k-block to acc. */
+INLINE v16 add_k_block(v16 acc, v16 sum, const float *f)
+{
+    return v_fma(sum, v_set1(f[Q4_E]), acc);
 }
 
 /* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12, those of
@@ -216,26 +212,6 @@ INLINE void split(enum dtype t, const uint8_t *p, i8x4 *low, i8x4 *high)
         *low = i_table(table, *low);
         *high = i_table(table, *high);
     }
-}
-
-/* Adds block b of mxfp4 of a row to acc; sum: the bits of the sum of integers. */
-INLINE v16 add_scaled(v16 acc, v16 sum, const float *f, int b, v16 d)
-{
-    return v_fma(v_fma(sum, v_set1(f[Q4_E + b]), v_set1(f[Q4_N + b])), d, acc);
-}
-
-/* Returns what the first half of a block of q6_k gives.  sum: the bits of its sum; d: its s. */
-INLINE v16 first_half(v16 sum, v16 d)
-{
-    return v_mul(v_sub(sum, v_set1(Q4_BASE)), d);
-}
-
-/* Adds a block of q6_k of a row to acc.  first: the result of first_half; second and m: the bits of
- * the second half's sum, and its s. */
-INLINE v16 add_half(v16 acc, v16 first, v16 second, float e, v16 m, v16 top)
-{
-    v16 sum = v_fma(v_sub(second, v_set1(Q4_BASE)), m, first);
-    return v_fma(v_mul(sum, v_set1(e)), top, acc);
 }
 
 /* Returns the bits of a half's sum as floats: h + q . x. */
@@ -286,8 +262,8 @@ INLINE void direct_wide(v16 (*acc)[WIDE_MAX], const float *f, int b,
                                             1);
         }
     }
-    EACH_ROW EACH_PANEL acc[r][j] = add_scaled(acc[r][j], i_half_end(s[r][j]),
-                                               f + r * (Q4_ROW_BYTES / 4), b, d[j]);
+    EACH_ROW EACH_PANEL acc[r][j] = add_sum(acc[r][j], i_half_end(s[r][j]),
+                                            f + r * (Q4_ROW_BYTES / 4), b, d[j]);
 }
 
 /* Prefetches ahead of block b of the k-block at offset `at` of each panel: lines of numbers, and in
@@ -315,11 +291,11 @@ INLINE void direct_fetch(const struct quant_tile *t, enum dtype dtype,
 }
 
 /* Adds block b of q6_k, of every panel, to acc[r][j].  x: the rows' k-block; w: the block's
- * numbers; scales: the offset of the k-block's scales; top: D of each panel.  The panels are taken
- * one after another, because the registers do not suffice for all. */
+ * numbers; scales: the offset of the k-block's scales.  The panels are taken one after another,
+ * because the registers do not suffice for all. */
 INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *const *w,
-                          const uint8_t *const *panel, size_t scales, const v16 *top, int b,
-                          int n_rows, int n_panels)
+                          const uint8_t *const *panel, size_t scales, int b, int n_rows,
+                          int n_panels)
 {
     EACH_PANEL
     {
@@ -332,11 +308,24 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
         {
             const float *f = x + r * (Q4_ROW_BYTES / 4), *h = f + Q4_H + 2 * b;
             const uint8_t *at = (const uint8_t *)f + b * Q4_BLOCK;
-            v16 first = first_half(half_sum(q[0], at, h), d);
-            acc[r][j] = add_half(acc[r][j], first, half_sum(q[1], at + 16, h + 1),
-                                 f[Q4_E + b], m, top[j]);
+            acc[r][j] = add_sum(acc[r][j], half_sum(q[0], at, h), f, b, d);
+            acc[r][j] = add_sum(acc[r][j], half_sum(q[1], at + 16, h + 1), f, b, m);
         }
     }
+}
+
+/* Adds the minimums of a k-block of q4_k.  scales: its scales.  The sums are exact. */
+INLINE void direct_minimums(v16 (*acc)[WIDE_MAX], const float *f, const uint8_t *scales,
+                            int j, int n_rows)
+{
+    v16 sum[Q4_DIRECT], d, t;
+    EACH_ROW sum[r] = v_zero();
+    for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
+        block_scales(DTYPE_Q4_K, scales, b, &d, &t);
+        EACH_ROW sum[r] = v_fma(v_set1(f[r * (Q4_ROW_BYTES / 4) + Q4_Z + b]), t, sum[r]);
+    }
+    v16 m = v_load_f16((const uint16_t *)scales + PANEL);
+    EACH_ROW acc[r][j] = v_fma(sum[r], m, acc[r][j]);
 }
 
 /* Adds the k-block at k to acc[r][j]. */
@@ -349,31 +338,34 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     const size_t at = q4_offset(dtype, k),
                  scales = at + (size_t)n_blocks * q4_number_bytes(dtype);
     i_part s[Q4_DIRECT][WIDE_MAX];
-    v16 top[WIDE_MAX];
-    if (dtype == DTYPE_Q6_K)
-        EACH_PANEL top[j] = v_load_f16((const uint16_t *)(panel[j] + scales));
+    v16 part[Q4_DIRECT][WIDE_MAX];
+    EACH_ROW EACH_PANEL part[r][j] = v_zero();
     for (int b = 0; b < n_blocks; b++) {
         const uint8_t *w[WIDE_MAX];
         direct_fetch(t, dtype, panel, at, b, n_blocks, n_rows, n_panels, stream);
         EACH_PANEL w[j] = panel[j] + at + (size_t)b * q4_number_bytes(dtype);
         if (dtype == DTYPE_Q6_K) {
-            direct_block6(acc, x, w, panel, scales, top, b, n_rows, n_panels);
+            direct_block6(part, x, w, panel, scales, b, n_rows, n_panels);
             continue;
         }
         v16 d[WIDE_MAX], m[WIDE_MAX];
         if (dtype == DTYPE_MXFP4) {
             EACH_PANEL block_scales(dtype, panel[j] + scales, b, &d[j], &m[j]);
-            direct_wide(acc, x, b, w, d, n_rows, n_panels);
+            direct_wide(part, x, b, w, d, n_rows, n_panels);
             continue;
         }
         direct_block(s, dtype, x, b, w, n_rows, n_panels);
         EACH_PANEL
         {
             block_scales(dtype, panel[j] + scales, b, &d[j], &m[j]);
-            EACH_ROW acc[r][j] = add_block(dtype, acc[r][j], s[r][j],
-                                           x + r * (Q4_ROW_BYTES / 4), b, d[j], m[j]);
+            EACH_ROW part[r][j] = add_block(dtype, part[r][j], s[r][j],
+                                            x + r * (Q4_ROW_BYTES / 4), b, d[j], m[j]);
         }
     }
+    if (dtype == DTYPE_Q4_K)
+        EACH_PANEL direct_minimums(part, x, panel[j] + scales, j, n_rows);
+    EACH_ROW EACH_PANEL acc[r][j] = add_k_block(acc[r][j], part[r][j],
+                                                x + r * (Q4_ROW_BYTES / 4));
 }
 
 /* Processes panels [p, p + n_panels); a panel beyond the tile's end is replaced by the last one,
@@ -459,9 +451,22 @@ static void direct_stream(const struct quant_tile *t)
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
+/* Sets m to the t of each column, two blocks in a word, and to -M / 8, `f_step` floats apart. */
+INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
+{
+    const uint8_t *t = scales + q4_shared_bytes(DTYPE_Q4_K) + PANEL;
+    const size_t step = q4_scale_bytes(DTYPE_Q4_K);
+    for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++, t += 2 * step, m += f_step) {
+        uint32_t two[PANEL];
+        for (size_t c = 0; c < PANEL; c++)
+            two[c] = t[c] | (uint32_t)t[c + step] << 16;
+        memcpy(m, two, sizeof two);
+    }
+    v_store(m, v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_set1(0.125f)));
+}
+
 /* Widens a panel's k-block. w gets the groups, `step` bytes apart, in order of k. d and m get the
- * blocks' values, `f_step` floats apart. For q6_k, d and m are the halves' s, and top_scale gives
- * D. */
+ * blocks' values, `f_step` floats apart (block_scales). For q4_k, m gets what add_minimums reads. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {
@@ -483,15 +488,20 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
         v16 of_d, of_m;
         block_scales(t, scales, b, &of_d, &of_m);
         v_store(d + (size_t)b * f_step, of_d);
-        v_store(m + (size_t)b * f_step, of_m);
+        if (t != DTYPE_Q4_K)
+            v_store(m + (size_t)b * f_step, of_m);
     }
+    if (t == DTYPE_Q4_K)
+        widen_minimums(scales, m, f_step);
 }
 
-/* Returns D of a k-block of q6_k. */
-INLINE v16 top_scale(const uint8_t *from, int n_blocks)
+/* Adds the minimums of a k-block of q4_k to a row's sum.  m: as widen_panel writes it. */
+INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
 {
-    return v_load_f16(
-        (const uint16_t *)(from + (size_t)n_blocks * q4_number_bytes(DTYPE_Q6_K)));
+    i_start sum = i_set1(0);
+    _Pragma("GCC unroll 4") for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++)
+        sum = i_pairs(sum, m + (size_t)i * f_step, f + Q4_PAIRS + i);
+    return v_fma(i_floats(sum), v_load(m + QUANT_PER_K_BLOCK / 2 * f_step), acc);
 }
 
 static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,

@@ -12,7 +12,6 @@
 struct wide {
     uint8_t w[KB / 4][Q4_PANELS][PANEL][4];
     float d[QUANT_PER_K_BLOCK][Q4_PANELS][PANEL], m[QUANT_PER_K_BLOCK][Q4_PANELS][PANEL];
-    float top[Q4_PANELS][PANEL]; /* D of each column; for q6_k only */
 };
 
 struct micro {
@@ -37,16 +36,18 @@ static void widen_group(struct wide *out, const struct quant_tile *t, int panel,
         int n_blocks = quant_blocks_at(k, t->k);
         widen_any(t->dtype, from, n_blocks, out->w[0][j][0], sizeof out->w[0], out->d[0][j],
                   out->m[0][j], Q4_PANELS * PANEL);
-        if (t->dtype == DTYPE_Q6_K)
-            v_store(out->top[j], top_scale(from, n_blocks));
     }
 }
 
+/* Adds the k-block's sums to those of the k-blocks before. */
 INLINE void micro_store(const struct micro *m, v16 (*acc)[Q4_PANELS], int n_rows)
 {
     const int n_panels = Q4_PANELS;
+    const float *f = (const float *)(const void *)m->x;
     EACH_ROW EACH_PANEL
     {
+        v16 before = m->first ? v_zero() : v_load(m->sums + r * GROUP_COLS + j * PANEL);
+        acc[r][j] = add_k_block(before, acc[r][j], f + r * (Q4_ROW_BYTES / 4));
         if (m->bias != NULL)
             acc[r][j] = v_add(acc[r][j], v_load(m->bias + j * PANEL));
         v_store(m->c + r * m->ldc + j * PANEL, acc[r][j]);
@@ -79,21 +80,17 @@ INLINE void micro_half(i_half_sum (*s)[Q4_PANELS], const struct micro *m, int b,
 INLINE void micro_block6(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int n_rows)
 {
     const int n_panels = Q4_PANELS;
-    const float *e = (const float *)(const void *)m->x + Q4_E + b;
+    const float *f = (const float *)(const void *)m->x;
     i_half_sum s[Q4_ROWS][Q4_PANELS];
-    v16 first[Q4_ROWS][Q4_PANELS];
-    micro_half(s, m, b, 0, n_rows);
-    EACH_PANEL
+    _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
     {
-        v16 d = v_load(m->w->d[b][j]);
-        EACH_ROW first[r][j] = first_half(i_half_end(s[r][j]), d);
-    }
-    micro_half(s, m, b, 1, n_rows);
-    EACH_PANEL
-    {
-        v16 of_m = v_load(m->w->m[b][j]), top = v_load(m->w->top[j]);
-        EACH_ROW acc[r][j] = add_half(acc[r][j], first[r][j], i_half_end(s[r][j]),
-                                      e[r * (Q4_ROW_BYTES / 4)], of_m, top);
+        micro_half(s, m, b, half, n_rows);
+        EACH_PANEL
+        {
+            v16 d = v_load(half == 0 ? m->w->d[b][j] : m->w->m[b][j]);
+            EACH_ROW acc[r][j] = add_sum(acc[r][j], i_half_end(s[r][j]),
+                                         f + r * (Q4_ROW_BYTES / 4), b, d);
+        }
     }
 }
 
@@ -119,8 +116,8 @@ INLINE void micro_wide(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int 
     EACH_PANEL
     {
         v16 d = v_load(m->w->d[b][j]);
-        EACH_ROW acc[r][j] = add_scaled(acc[r][j], i_half_end(s[r][j]),
-                                        x + r * (Q4_ROW_BYTES / 4), b, d);
+        EACH_ROW acc[r][j] = add_sum(acc[r][j], i_half_end(s[r][j]),
+                                     x + r * (Q4_ROW_BYTES / 4), b, d);
     }
 }
 
@@ -161,6 +158,8 @@ INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro 
 INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *m,
                          int n_rows)
 {
+    const int n_panels = Q4_PANELS;
+    const float *x = (const float *)(const void *)m->x;
     for (int b = 0; b < m->n_blocks; b++) {
         fetch_rows(m, b, n_rows);
         if (t == DTYPE_Q6_K)
@@ -170,6 +169,12 @@ INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro
         else
             micro_block(acc, t, m, b, n_rows);
     }
+    if (t == DTYPE_Q4_K)
+        EACH_PANEL
+        {
+            EACH_ROW acc[r][j] = add_minimums(acc[r][j], x + r * (Q4_ROW_BYTES / 4),
+                                              m->w->m[0][j], Q4_PANELS * PANEL);
+        }
 }
 
 /* Multiplies n_rows rows; n_rows is a constant wherever this is inlined. */
@@ -177,8 +182,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
 {
     const int n_panels = Q4_PANELS;
     v16 acc[Q4_ROWS][Q4_PANELS];
-    EACH_ROW EACH_PANEL acc[r][j] = m->first ? v_zero()
-                                             : v_load(m->sums + r * GROUP_COLS + j * PANEL);
+    EACH_ROW EACH_PANEL acc[r][j] = v_zero();
     if (m->dtype == DTYPE_Q6_K)
         micro_blocks(acc, DTYPE_Q6_K, m, n_rows);
     else if (m->dtype == DTYPE_Q4_0)
@@ -187,7 +191,9 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
         micro_blocks(acc, DTYPE_Q8, m, n_rows);
     else if (m->dtype == DTYPE_MXFP4)
         micro_blocks(acc, DTYPE_MXFP4, m, n_rows);
-    else /* widened blocks of q4_1 and q4_k are alike */
+    else if (m->dtype == DTYPE_Q4_K)
+        micro_blocks(acc, DTYPE_Q4_K, m, n_rows);
+    else
         micro_blocks(acc, DTYPE_Q4_1, m, n_rows);
     micro_store(m, acc, n_rows);
 }

@@ -27,17 +27,18 @@
  * bytes (q4_0, q4_1, q4_k, q6_k, mxfp4, iq4_nl, iq4_xs, q8).  The 32 unused bytes keep all vectors
  * of 64 bytes within cache lines.
  *
- * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, of f32 e [8],
- * z [8] and n [8] = -Q4_BASE e, and of whole numbers with 32 bits `zero` [8], h [8][2], `twelve`
- * [8] and `half` [8].  The kernels for few and for many rows read the same form.
+ * Rounded activations are [k-blocks][rows][512] bytes.  A row has x [256] of 8 bits, of f32 z [8],
+ * `base` [8] and e, of whole numbers with 32 bits `zero` [8], h [8][2], `twelve` [8] and `half`
+ * [8], and of 16 bits `pairs` [8] = 8 z.  The kernels for few and for many rows read the same form.
  *
- * A sum of integers begins at a number whose bits, with the sum added, are those of the f32 number
- * Q4_BASE + s: Q4_BASE_BITS, or `zero` = Q4_BASE_BITS - 8 (sum of x), for q6_k h = Q4_BASE_BITS -
- * 32 (sum of 16 numbers x), or for mxfp4, whose numbers are widened to v(q) + 12, `twelve` =
- * Q4_BASE_BITS - 12 (sum of x).  iq4_nl and iq4_xs are widened to v(q), as q8.  For q8 an
- * instruction of VNNI multiplies q + 128, and the sum
- * begins at `half` = Q4_BASE_BITS - 128 (sum of x).  So no conversion is needed: fma(Q4_BASE + s,
- * e, n) is s * e, rounded once, because e has at most 22 significant bits and n is exact. */
+ * A block of x counts in steps of 2^-i (ops.h), and its base is 1.5 * 2^(23 - i): adding a whole
+ * number s below 2^22 in size to the bits of a base adds s * 2^-i to the number.  A sum of integers
+ * begins at the bits of the base, or at `zero` = these bits - 8 (sum of x), for q6_k at h = these
+ * bits - 32 (sum of 16 numbers x), or for mxfp4, whose numbers are widened to v(q) + 12, at
+ * `twelve` = these bits - 12 (sum of x).  iq4_nl and iq4_xs are widened to v(q), as q8.  For q8 an
+ * instruction of VNNI multiplies q + 128, and the sum begins at `half` = these bits - 128 (sum of
+ * x).  So one subtraction of the base converts and scales a sum, exactly.  On Zen 4 and 5
+ * subtractions do not compete with products, but multiplications do. */
 #ifndef TENSOR_Q4_H
 #define TENSOR_Q4_H
 
@@ -47,16 +48,16 @@
 #define Q4_QUARTER_BYTES (4 * PANEL)
 #define Q4_BLOCK_BYTES   (4 * Q4_QUARTER_BYTES)
 #define Q4_ROW_BYTES     512 /* bytes of a row of rounded activations in a k-block */
-/* offsets of e, z, n, `zero` and so on in a row of activations, in numbers of 32 bits */
-#define Q4_E      (MATMUL_K_BLOCK / 4)
-#define Q4_Z      (Q4_E + QUANT_PER_K_BLOCK)
-#define Q4_N      (Q4_Z + QUANT_PER_K_BLOCK)
-#define Q4_ZERO   (Q4_N + QUANT_PER_K_BLOCK)
+/* offsets of z, `base` and so on in a row of activations, in numbers of 32 bits */
+#define Q4_Z      (MATMUL_K_BLOCK / 4)
+#define Q4_BASES  (Q4_Z + QUANT_PER_K_BLOCK)
+#define Q4_ZERO   (Q4_BASES + QUANT_PER_K_BLOCK)
 #define Q4_H      (Q4_ZERO + QUANT_PER_K_BLOCK)
 #define Q4_TWELVE (Q4_H + 2 * QUANT_PER_K_BLOCK)
 #define Q4_HALF   (Q4_TWELVE + QUANT_PER_K_BLOCK)
-/* 1.5 * 2^23: adding a whole number below 2^22 in size to its bits adds it to the number. */
-#define Q4_BASE      12582912.0f
+#define Q4_PAIRS  (Q4_HALF + QUANT_PER_K_BLOCK)
+#define Q4_E      (Q4_PAIRS + QUANT_PER_K_BLOCK / 2)
+/* the bits of 1.5 * 2^23 */
 #define Q4_BASE_BITS 0x4b400000
 
 extern const struct quant_kernels q4_kernels_portable;

@@ -16,6 +16,10 @@ static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
     return _mm512_dpbusd_epi32(sum, w, x);
 }
+static inline __m512i i_dot2_512(__m512i sum, __m512i w, __m512i z)
+{
+    return _mm512_dpwssd_epi32(sum, w, z);
+}
 
 #include "tensor/cpu/vec_nib_avx512.h"
 
@@ -29,7 +33,6 @@ enum { STRIP = 16, GROUP = 4 };
 struct panel {
     uint8_t w[KB / 4][PANEL][4];
     float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
-    float top[PANEL]; /* D of each column; for q6_k only */
 };
 
 /* A group of panels, and the integer sums of two blocks; for q6_k, of the four halves of two
@@ -107,12 +110,10 @@ INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const
     tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
 }
 
-/* Returns the sum of x (q - 32) over half a block. */
+/* Returns the bits of the sum of x (q - 32) over half a block. */
 INLINE v16 half_add(const int32_t *sums, const float *h)
 {
-    i_start start = i_set4(h);
-    i_part sum = _mm512_add_epi32(_mm512_loadu_si512(sums), start);
-    return v_sub(i_end(sum, start), v_set1(Q4_BASE));
+    return i_bits(_mm512_add_epi32(_mm512_loadu_si512(sums), i_set4(h)));
 }
 
 /* Adds block b of q6_k to acc.  f points to row 0 of the k-block. */
@@ -120,14 +121,13 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
                        const int32_t (*high)[PANEL], const struct panel *p, const float *f,
                        int b)
 {
-    v16 s = v_load(p->d[b]), t = v_load(p->m[b]), top = v_load(p->top);
+    v16 s = v_load(p->d[b]), t = v_load(p->m[b]);
     _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
     {
         const float *of_row = f + r * (Q4_ROW_BYTES / 4);
         v16 first = half_add(low[r], of_row + Q4_H + 2 * b),
             second = half_add(high[r], of_row + Q4_H + 2 * b + 1);
-        v16 sum = v_fma(second, t, v_mul(first, s));
-        acc[r] = v_fma(v_mul(sum, v_set1(of_row[Q4_E + b])), top, acc[r]);
+        acc[r] = add_sum(add_sum(acc[r], first, of_row, b, s), second, of_row, b, t);
     }
 }
 
@@ -153,7 +153,9 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
 {
     int64_t col = (int64_t)panel * PANEL, cols = t->n_cols - col;
     float *c = t->c + r0 * t->ldc;
-    v16 acc[STRIP];
+    v16 acc[STRIP], sums[STRIP];
+    for (int r = 0; r < STRIP; r++)
+        sums[r] = v_zero();
     if (k > 0 && n == STRIP && cols >= PANEL) {
         _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
             acc[r] = v_load(c + r * t->ldc + col);
@@ -165,15 +167,24 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
     const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB);
     int n_blocks = quant_blocks_at(k, t->k);
     if (t->dtype == DTYPE_Q6_K)
-        strip_sums6(acc, s, &s->panel[panel % GROUP], x);
+        strip_sums6(sums, s, &s->panel[panel % GROUP], x);
     else if (t->dtype == DTYPE_Q4_0)
-        strip_sums(acc, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
+        strip_sums(sums, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
     else if (has_bytes(t->dtype)) /* widened blocks of q8, iq4_nl and iq4_xs are alike */
-        strip_sums(acc, DTYPE_Q8, s, &s->panel[panel % GROUP], x, n_blocks);
+        strip_sums(sums, DTYPE_Q8, s, &s->panel[panel % GROUP], x, n_blocks);
     else if (t->dtype == DTYPE_MXFP4)
-        strip_sums(acc, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);
-    else /* widened blocks of q4_1 and q4_k are alike */
-        strip_sums(acc, DTYPE_Q4_1, s, &s->panel[panel % GROUP], x, n_blocks);
+        strip_sums(sums, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);
+    else if (t->dtype == DTYPE_Q4_K)
+        strip_sums(sums, DTYPE_Q4_K, s, &s->panel[panel % GROUP], x, n_blocks);
+    else
+        strip_sums(sums, DTYPE_Q4_1, s, &s->panel[panel % GROUP], x, n_blocks);
+    _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
+    {
+        const float *f = (const float *)(const void *)(x + r * Q4_ROW_BYTES);
+        if (t->dtype == DTYPE_Q4_K)
+            sums[r] = add_minimums(sums[r], f, s->panel[panel % GROUP].m[0], PANEL);
+        acc[r] = add_k_block(acc[r], sums[r], f);
+    }
     v16 bias = t->bias != NULL && k + KB >= t->k
                    ? v_load_upto(t->bias, DTYPE_F32, col, cols)
                    : v_zero();
@@ -193,8 +204,6 @@ static void widen_group(const struct quant_tile *t, struct scratch *s, int64_t k
         int n_blocks = quant_blocks_at(k, t->k);
         widen_any(t->dtype, from, n_blocks, p->w[0][0], sizeof p->w[0], p->d[0], p->m[0],
                   PANEL);
-        if (t->dtype == DTYPE_Q6_K)
-            v_store(p->top, top_scale(from, n_blocks));
     }
 }
 

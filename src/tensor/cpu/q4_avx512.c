@@ -16,6 +16,10 @@ static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
     __asm__("" : "+v"(sum)); /* as in vec_nib_avx2.h */
     return sum;
 }
+static inline __m512i i_dot2_512(__m512i sum, __m512i w, __m512i z)
+{
+    return _mm512_add_epi32(sum, _mm512_madd_epi16(w, z));
+}
 
 #include "tensor/cpu/vec_nib_avx512.h"
 

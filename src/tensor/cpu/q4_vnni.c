@@ -16,6 +16,10 @@ static inline __m512i i_dot4_512(__m512i sum, __m512i w, __m512i x)
 {
     return _mm512_dpbusd_epi32(sum, w, x);
 }
+static inline __m512i i_dot2_512(__m512i sum, __m512i w, __m512i z)
+{
+    return _mm512_dpwssd_epi32(sum, w, z);
+}
 
 #include "tensor/cpu/vec_nib_avx512.h"
 

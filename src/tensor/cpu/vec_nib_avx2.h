@@ -19,7 +19,7 @@
 #define Q4_WIDE_4 1
 #define Q4_DIRECT 4
 #define Q4_STRIPS 128
-#define Q4_UNROLL _Pragma("GCC unroll 2")
+#define Q4_UNROLL _Pragma("GCC unroll 8")
 #define Q4_RUNS   (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
 
 typedef struct {
@@ -79,16 +79,16 @@ static inline i_start i_set1(int32_t n)
     return (i_start){v, v};
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  Two products of |w|
+ * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  Two products of |w|
  * and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
 {
     return i_load4(p);
 }
-static inline i_start i_byte_start(const float *half)
+static inline i_start i_byte_start(const float *half, const float *base)
 {
     (void)half;
-    return i_set1(Q4_BASE_BITS);
+    return i_set4(base);
 }
 static inline __m256i i_byte_dot8(__m256i sum, __m256i w, __m256i x)
 {
@@ -105,6 +105,18 @@ static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 static inline v16 i_bits(i_start sum)
 {
     return v_pair(_mm256_castsi256_ps(sum.lo), _mm256_castsi256_ps(sum.hi));
+}
+/* Returns sum + w . z, lane by lane: w has pairs of 16-bit numbers, z is one pair for all lanes. */
+static inline i_start i_pairs(i_start sum, const void *w, const void *z)
+{
+    i8x4 a = i_load4(w), b = i_set4(z);
+    sum.lo = _mm256_add_epi32(sum.lo, _mm256_madd_epi16(a.lo, b.lo));
+    sum.hi = _mm256_add_epi32(sum.hi, _mm256_madd_epi16(a.hi, b.hi));
+    return sum;
+}
+static inline v16 i_floats(i_start sum)
+{
+    return v_pair(_mm256_cvtepi32_ps(sum.lo), _mm256_cvtepi32_ps(sum.hi));
 }
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
  * i_begin has, and returns its bits as floats. */

@@ -1,5 +1,5 @@
 /* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  The including file
- * defines i_dot4_512 and I_SUMS_16: some CPUs add products to sums of 32 bits in one instruction,
+ * defines i_dot4_512, i_dot2_512 and I_SUMS_16: some CPUs add products to sums of 32 bits in one instruction,
  * on others the sums of a block are kept in 16 bits (I_SUMS_16), as in vec_nib_avx2.h. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
@@ -67,7 +67,7 @@ static inline i_start i_set1(int32_t n)
     return _mm512_set1_epi32(n);
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  VNNI multiplies
+ * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  VNNI multiplies
  * numbers without a sign, q + 128, and the sum begins that much lower.  Otherwise two products of
  * |w| and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
@@ -75,9 +75,9 @@ static inline i8x4 i_bytes(const uint8_t *p)
     i8x4 w = i_load4(p);
     return I_SUMS_16 ? w : _mm512_xor_si512(w, _mm512_set1_epi8(-128));
 }
-static inline i_start i_byte_start(const float *half)
+static inline i_start i_byte_start(const float *half, const float *base)
 {
-    return I_SUMS_16 ? i_set1(Q4_BASE_BITS) : i_set4(half);
+    return i_set4(I_SUMS_16 ? base : half);
 }
 static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 {
@@ -90,6 +90,15 @@ static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 static inline v16 i_bits(i_start sum)
 {
     return _mm512_castsi512_ps(sum);
+}
+/* Returns sum + w . z, lane by lane: w has pairs of 16-bit numbers, z is one pair for all lanes. */
+static inline i_start i_pairs(i_start sum, const void *w, const void *z)
+{
+    return i_dot2_512(sum, i_load4(w), i_set4(z));
+}
+static inline v16 i_floats(i_start sum)
+{
+    return _mm512_cvtepi32_ps(sum);
 }
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless
  * i_begin has, and returns its bits as floats. */

@@ -78,16 +78,18 @@ static inline i_start i_set1(int32_t n)
     return r;
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its place in a row (q4.h).  i_bits returns the
+ * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  i_bits returns the
  * bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
 {
     return i_load4(p);
 }
-static inline i_start i_byte_start(const float *half)
+static inline i_start i_byte_start(const float *half, const float *base)
 {
+    int32_t at;
     (void)half;
-    return i_set1(Q4_BASE_BITS);
+    memcpy(&at, base, sizeof at);
+    return i_set1(at);
 }
 static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 {
@@ -100,6 +102,21 @@ static inline v16 i_bits(i_start sum)
 {
     v16 r;
     memcpy(&r, &sum, sizeof r);
+    return r;
+}
+/* Returns sum + w . z, lane by lane: w has pairs of 16-bit numbers, z is one pair for all lanes. */
+static inline i_start i_pairs(i_start sum, const void *w, const void *z)
+{
+    int16_t a[16][2], b[2];
+    memcpy(a, w, sizeof a);
+    memcpy(b, z, sizeof b);
+    V_EACH(i) sum.lane[i] += a[i][0] * b[0] + a[i][1] * b[1];
+    return sum;
+}
+static inline v16 i_floats(i_start sum)
+{
+    v16 r;
+    V_EACH(i) r[i] = (float)sum.lane[i];
     return r;
 }
 /* i_begin returns the sum of a block before its products; i_end adds `start` to the sum, unless

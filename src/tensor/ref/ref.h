@@ -72,8 +72,14 @@ int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct wei
                   const float *bias);
 
 /* Implement the same operations for 4-bit and 6-bit weights. */
-/* Rounds a block of a row of A to x [32]. *e and *z get the block's two factors (ops.h). */
-void ref_round_block(const float *a, int32_t *x, float *e, float *z);
+/* A k-block of a row of A, rounded (ops.h). */
+struct ref_rounded {
+    int32_t x[MATMUL_K_BLOCK];
+    float step[MATMUL_K_BLOCK / Q4_BLOCK]; /* 2^-i of each block */
+    float e;
+};
+/* Rounds the k-block that n <= 256 numbers are; x beyond them is 0. */
+void ref_round(const float *a, int64_t n, struct ref_rounded *r);
 size_t ref_q4_bytes(enum dtype t, int64_t n, int64_t k);
 int ref_q4_pack(struct stream *s, struct weight *w, int64_t row, const void *src,
                 int64_t n_rows);

@@ -42,62 +42,86 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
-void ref_round_block(const float *a, int32_t *x, float *e, float *z)
+/* Returns the largest magnitude, or an infinity if a number is none or 2^110 or more in size. */
+static float largest_of(const float *a, int64_t n)
 {
     float largest = 0;
-    int32_t sum = 0;
-    bool finite = true;
-    for (int i = 0; i < Q4_BLOCK; i++) {
-        finite = finite && isfinite(a[i]);
-        largest = fmaxf(largest, fabsf(a[i]));
-        x[i] = 0;
-    }
-    finite = finite && largest < 0x1p110f;
-    *e = finite ? 0 : NAN;
-    if (finite && largest >= 0x1p-100f) {
-        uint32_t bits;
-        *e = largest / 127.0f;
-        memcpy(&bits, e, sizeof bits);
-        bits &= ~3u; /* 22 significant bits */
-        memcpy(e, &bits, sizeof bits);
-        for (int i = 0; i < Q4_BLOCK; i++)
-            sum += x[i] = (int32_t)rintf(a[i] * (127.0f / largest));
-    }
-    *z = (float)sum * *e;
+    for (int64_t i = 0; i < n; i++)
+        largest = fabsf(a[i]) < 0x1p110f ? fmaxf(largest, fabsf(a[i])) : INFINITY;
+    return largest;
 }
 
-/* Returns acc plus the product of a block of q6_k. */
-static float add_k6(const struct q4_part *p, const int32_t *x, float e, float acc)
+void ref_round(const float *a, int64_t n, struct ref_rounded *r)
 {
+    float largest = largest_of(a, n);
+    memset(r, 0, sizeof *r);
+    for (int64_t k = 0; k < n; k += Q4_BLOCK) {
+        int64_t end = MIN(k + Q4_BLOCK, n);
+        float top = largest_of(a + k, end - k), step = 1;
+        for (int i = 0; i < Q4_MOST_HALVED && largest * (step / 2) >= top; i++)
+            step /= 2;
+        r->step[k / Q4_BLOCK] = step;
+        for (int64_t i = k; i < end && largest >= 0x1p-100f && !isinf(largest); i++)
+            r->x[i] = (int32_t)rintf(a[i] * (127.0f / largest / step));
+    }
+    r->e = isinf(largest) ? NAN : largest < 0x1p-100f ? 0 : largest / 127.0f;
+}
+
+/* Returns the sum of x q over numbers [from, from + n) of a block. */
+static float sum_of(enum dtype t, const struct q4_part *p, const int32_t *x, int from,
+                    int n)
+{
+    const int8_t *values = q4_values(t);
     int32_t s = 0;
-    for (int i = 0; i < Q4_BLOCK; i++)
-        s += (int8_t)(i < 16 ? p->s : p->t) * x[i] * (q4_part_q(p, i) - 32);
-    return fmaf((float)s * e, f16_to_f32(p->d), acc);
+    for (int i = from; i < from + n; i++) {
+        int q = q4_part_q(p, i);
+        s += x[i] * (t == DTYPE_Q4_0   ? q - 8
+                     : t == DTYPE_Q6_K ? q - 32
+                     : values != NULL  ? values[q]
+                                       : q);
+    }
+    return (float)s;
 }
 
-static float row_product(const struct weight *w, int64_t row, const int32_t *x,
-                         const float *e, const float *z)
+/* Returns z of a block. */
+static float sum_of_x(const struct ref_rounded *r, int64_t b)
 {
-    const int8_t *values = q4_values(w->dtype);
+    float sum = 0;
+    for (int i = 0; i < Q4_BLOCK; i++)
+        sum += (float)r->x[b * Q4_BLOCK + i];
+    return rintf(8 * sum * r->step[b]) / 8;
+}
+
+/* Returns the product of block b of a k-block, plus `sum`; of q4_k without its minimum. */
+static float add_block(enum dtype t, const struct q4_part *p, const struct ref_rounded *r,
+                       int64_t b, float sum)
+{
+    const int32_t *x = r->x + b * Q4_BLOCK;
+    float step = r->step[b], d, m;
+    if (t == DTYPE_Q6_K) {
+        d = f16_to_f32(p->d);
+        sum = fmaf(sum_of(t, p, x, 0, 16) * step, d * (float)(int8_t)p->s, sum);
+        return fmaf(sum_of(t, p, x, 16, 16) * step, d * (float)(int8_t)p->t, sum);
+    }
+    q4_part_scales(t, p, &d, &m);
+    sum = fmaf(sum_of(t, p, x, 0, Q4_BLOCK) * step, d, sum);
+    return t == DTYPE_Q4_1 ? fmaf(sum_of_x(r, b), m, sum) : sum;
+}
+
+static float row_product(const struct weight *w, int64_t row, const struct ref_rounded *r)
+{
     float acc = 0;
-    for (int64_t b = 0; b < w->k / Q4_BLOCK; b++) {
-        struct q4_part p = q4_part_read(w->dtype, row_at(w, row), b);
-        float d, m;
-        int32_t s = 0;
-        if (w->dtype == DTYPE_Q6_K) {
-            acc = add_k6(&p, x + b * Q4_BLOCK, e[b], acc);
-            continue;
+    for (int64_t k = 0; k < w->k; k += MATMUL_K_BLOCK, r++) {
+        float sum = 0, minimums = 0;
+        struct q4_part p = {0};
+        for (int64_t b = 0; b < MIN(w->k - k, MATMUL_K_BLOCK) / Q4_BLOCK; b++) {
+            p = q4_part_read(w->dtype, row_at(w, row), k / Q4_BLOCK + b);
+            sum = add_block(w->dtype, &p, r, b, sum);
+            minimums += (float)p.t * sum_of_x(r, b);
         }
-        q4_part_scales(w->dtype, &p, &d, &m);
-        for (int i = 0; i < Q4_BLOCK; i++) {
-            int q = q4_part_q(&p, i);
-            s += x[b * Q4_BLOCK + i] * (w->dtype == DTYPE_Q4_0 ? q - 8
-                                        : values != NULL       ? values[q]
-                                                               : q);
-        }
-        acc = fmaf((float)s * e[b], d, acc);
-        if (q4_has_minimum(w->dtype))
-            acc = fmaf(z[b], m, acc);
+        if (w->dtype == DTYPE_Q4_K)
+            sum = fmaf(minimums, -f16_to_f32(p.m), sum);
+        acc = fmaf(sum, r->e, acc);
     }
     return acc;
 }
@@ -105,15 +129,14 @@ static float row_product(const struct weight *w, int64_t row, const int32_t *x,
 int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias)
 {
-    int32_t x[MATMUL_MAX_K];
-    float e[MATMUL_MAX_K / Q4_BLOCK], z[MATMUL_MAX_K / Q4_BLOCK];
+    struct ref_rounded r[MATMUL_MAX_K / MATMUL_K_BLOCK];
     CHECK(w->k <= MATMUL_MAX_K);
     for (int64_t i = 0; i < c.rows; i++) {
-        for (int64_t k = 0; k < w->k; k += Q4_BLOCK)
-            ref_round_block((const float *)a.data + i * a.ld + k, x + k, &e[k / Q4_BLOCK],
-                            &z[k / Q4_BLOCK]);
+        for (int64_t k = 0; k < w->k; k += MATMUL_K_BLOCK)
+            ref_round((const float *)a.data + i * a.ld + k, MIN(w->k - k, MATMUL_K_BLOCK),
+                      &r[k / MATMUL_K_BLOCK]);
         for (int64_t j = 0; j < c.cols; j++) {
-            float y = row_product(w, j, x, e, z);
+            float y = row_product(w, j, r);
             mat_set(c, i, j, bias != NULL ? y + bias[j] : y);
         }
     }

@@ -54,25 +54,36 @@ int ref_q8_rows(struct stream *s, struct mat out, const struct weight *w,
     return stream_enter(s);
 }
 
+/* Returns the sum of a row's k-block of n numbers at k. */
+static float k_block(const struct weight *w, int64_t row, int64_t k, int64_t n,
+                     const struct ref_rounded *r)
+{
+    float sum = 0;
+    for (int64_t at = 0; at < n; at += Q8_BLOCK) {
+        const struct block *b = block_at(w, row, (k + at) / Q8_BLOCK);
+        int32_t s = 0;
+        for (int i = 0; i < Q8_BLOCK; i++)
+            s += r->x[at + i] * b->q[i];
+        sum = fmaf((float)s * r->step[at / Q8_BLOCK], f16_to_f32(b->d), sum);
+    }
+    return sum;
+}
+
 int ref_q8_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias)
 {
     for (int64_t i = 0; i < c.rows; i++) {
         for (int64_t j = 0; j < c.cols; j++)
             mat_set(c, i, j, 0);
-        for (int64_t k = 0; k < w->k; k += Q8_BLOCK) {
-            float part[Q8_BLOCK] = {0}, e, z;
-            int32_t x[Q8_BLOCK];
-            for (int64_t n = 0; n < MIN(w->k - k, Q8_BLOCK); n++)
-                part[n] = mat_get(a, i, k + n);
-            ref_round_block(part, x, &e, &z);
-            for (int64_t j = 0; j < c.cols; j++) {
-                const struct block *b = block_at(w, j, k / Q8_BLOCK);
-                int32_t sum = 0;
-                for (int n = 0; n < Q8_BLOCK; n++)
-                    sum += x[n] * b->q[n];
-                mat_set(c, i, j, fmaf((float)sum * e, f16_to_f32(b->d), mat_get(c, i, j)));
-            }
+        for (int64_t k = 0; k < w->k; k += MATMUL_K_BLOCK) {
+            int64_t n = MIN(w->k - k, MATMUL_K_BLOCK);
+            float part[MATMUL_K_BLOCK];
+            struct ref_rounded r;
+            for (int64_t at = 0; at < n; at++)
+                part[at] = mat_get(a, i, k + at);
+            ref_round(part, n, &r);
+            for (int64_t j = 0; j < c.cols; j++)
+                mat_set(c, i, j, fmaf(k_block(w, j, k, n, &r), r.e, mat_get(c, i, j)));
         }
         for (int64_t j = 0; bias != NULL && j < c.cols; j++)
             mat_set(c, i, j, mat_get(c, i, j) + bias[j]);
