@@ -195,7 +195,7 @@ static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state
     assert_true(c.tried[1].kl == 0);
     assert_int_equal(c.held, WEIGHTS_BF16);
 
-    c = choose(GGUF "mixed.gguf", WEIGHTS_DOWN_TO_Q8);
+    c = choose(GGUF "phi.gguf", WEIGHTS_DOWN_TO_Q8);
     assert_true(c.tried[0].kl > 0 && c.tried[0].kl <= WEIGHTS_MAX_KL);
     assert_int_equal(c.held, WEIGHTS_Q8);
     assert_int_equal(c.n_tried, 1); /* larger formats are not tried */
