@@ -686,7 +686,8 @@ static void fuse_next(struct restore_phase *g, struct seq_list l)
             continue;
         const struct restore_found *f = restore_found(s->restore);
         int first = restore_plan_tokens(f, s->n_planned);
-        bool cuts = seq_rows_to_snapshot(s, first) <= s->view.n_tokens - first;
+        bool cuts = seq_rows_to_snapshot(s, first) <= s->view.n_tokens - first ||
+                    seq_snapshot_follows(s, first, restore_plan_tokens(f, f->n_snapshot));
         if (first >= view_moved(&s->view) && !cuts)
             fused_begin(&g->fused, s, first, &f->hits[s->n_planned - 1]);
     }

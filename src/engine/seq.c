@@ -515,6 +515,15 @@ int seq_rows_to_snapshot(const struct seq *s, int from)
     return (int)MIN(next - from, INT_MAX);
 }
 
+bool seq_snapshot_follows(const struct seq *s, int n, int newest)
+{
+    struct snapshot_view v = snapshots_of(s, n);
+    v.newest = newest;
+    v.is_branch |= n == s->out.r.differs_at / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
+    return config_is_hybrid(&s->shared->model->cfg) && seq_is_saved(s) &&
+           snapshot_is_due(&v);
+}
+
 /* Takes the snapshot that is due here, if any, for the store and for the device. One that finds no
  * room in the saver is left out. */
 static void snapshot_here(struct seq *s)

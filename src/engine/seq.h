@@ -303,6 +303,8 @@ bool seq_reads_all(const struct seq *s);
 /* Returns how many rows behind position `from` the next snapshot of the sequence's states is due. A
  * prefill ends a piece there. INT_MAX: its states are not saved. */
 int seq_rows_to_snapshot(const struct seq *s, int from);
+/* Returns whether a snapshot is due once n tokens are restored, from one behind `newest`. */
+bool seq_snapshot_follows(const struct seq *s, int n, int newest);
 /* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. A
  * sequence that carries its view may not: it needs K before RoPE, which blocks do not have. */
 bool seq_may_reuse(const struct seq *s);

@@ -105,6 +105,9 @@ static void gaps_grow_with_age(void **state)
     snapshot_thin(kept, n, kept[n - 1], drop);
     for (int i = 0; i < n; i++)
         assert_false(drop[i]);
+    /* a gap as large as the bound is small enough */
+    snapshot_thin((int64_t[]){128, SNAPSHOT_LEAST}, 2, SNAPSHOT_LEAST, drop);
+    assert_true(drop[0] && !drop[1]);
 }
 
 /* --- windows ---------------------------------------------------------------------------------- */
