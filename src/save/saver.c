@@ -1218,13 +1218,15 @@ static void choose_inputs(struct saver *s, const struct store_link *links, int n
                           bool *drop)
 {
     int n_old = n - s->o.input_tokens / STORE_CHUNK_TOKENS;
-    for (int i = n, newest = 0; i > 0; i--) {
-        struct sha256 key = store_state_key(&links[i - 1].key);
-        if (newest == 0 && store_pin(s->o.store, &key, NULL))
-            newest = i;
-        for (int l = 0; i <= MIN(n_old, newest) && l < STORE_MAX_LAYERS; l++)
-            drop[i - 1] |= layer_set_has(&s->apart, l) && has_record(&links[i - 1].mask, l);
+    int newest = n; /* chunks up to the last snapshot */
+    for (; newest > 0; newest--) {
+        struct sha256 key = store_state_key(&links[newest - 1].key);
+        if (store_pin(s->o.store, &key, NULL))
+            break;
     }
+    for (int i = 0; i < MIN(n_old, newest); i++)
+        for (int l = 0; l < STORE_MAX_LAYERS; l++)
+            drop[i] |= layer_set_has(&s->apart, l) && has_record(&links[i].mask, l);
 }
 
 /* Drops the records that no resume point of a sequence's context needs. Returns whether any was
