@@ -519,7 +519,6 @@ bool seq_snapshot_follows(const struct seq *s, int n, int newest)
 {
     struct snapshot_view v = snapshots_of(s, n);
     v.newest = newest;
-    v.is_branch |= n == s->out.r.differs_at / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     return config_is_hybrid(&s->shared->model->cfg) && seq_is_saved(s) &&
            snapshot_is_due(&v);
 }
