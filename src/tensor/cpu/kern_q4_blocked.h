@@ -121,11 +121,14 @@ INLINE void micro_wide(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int 
     }
 }
 
-/* Prefetches the part of block b in the next strip's rows: k-blocks of many rows lie in L2. */
+/* Prefetches the part of block b in the next strip's rows, and the sums of row b: k-blocks of many
+ * rows lie in L2. */
 INLINE void fetch_rows(const struct micro *m, int b, int n_rows)
 {
     const uint8_t *next = (const uint8_t *)m->x + n_rows * Q4_ROW_BYTES + b * 64;
     EACH_ROW __builtin_prefetch(next + r * Q4_ROW_BYTES, 0, 3);
+    for (int i = 0; i < GROUP_COLS && b < n_rows; i += 16)
+        __builtin_prefetch(m->sums + b * GROUP_COLS + i, 1, 3);
 }
 
 /* Adds block b of every row to acc. */
