@@ -45,9 +45,7 @@ void snapshot_thin(const int64_t *at, int n, int64_t end, bool *drop)
 {
     int64_t before = 0; /* the last place that stays */
     for (int i = 0; i < n; i++) {
-        int64_t gap = i + 1 < n ? at[i + 1] - before : INT64_MAX;
-        int64_t most = i + 1 < n ? least_gap(at[i + 1], end) : 0;
-        drop[i] = gap <= most;
+        drop[i] = i + 1 < n && at[i + 1] - before <= least_gap(at[i + 1], end);
         if (!drop[i])
             before = at[i];
     }
