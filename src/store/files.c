@@ -188,7 +188,8 @@ static uint64_t growth_left(struct files *f)
     return n_bytes < f->max_bytes ? f->max_bytes - n_bytes : 0;
 }
 
-/* [grow_lock] Makes the file at least end_bytes long. Adds one step more if there is room. */
+/* [grow_lock] Makes the file at least end_bytes long, which is whole blocks; its present end, where
+ * a crash has left it, may not be. Adds one step more if there is room. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
 {
@@ -201,7 +202,7 @@ static int segment_grow(struct files *f, int device, struct segment *seg,
                        "the store's files would exceed its cap of %llu bytes",
                        (unsigned long long)f->max_bytes);
     if (want - seg->size_bytes > left)
-        want = seg->size_bytes + left / STORE_ALIGN * STORE_ALIGN;
+        want = (seg->size_bytes + left) / STORE_ALIGN * STORE_ALIGN;
     if (reserve_check(f, device, want - seg->size_bytes, NULL) != 0)
         want = end_bytes;
     int rc = reserve_check(f, device, want - seg->size_bytes, err);

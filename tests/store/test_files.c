@@ -237,18 +237,11 @@ static void the_holder_is_named(void **state)
 
 enum { BLOCK = STORE_ALIGN, DISK_BYTES = 32 << 20, DISK_RESERVE = DISK_BYTES / 16 };
 
-/* Opens the files of two folders on a simulated disk of 32 MiB. */
-static struct media *media_open(struct st_place *p, uint64_t max_step_bytes,
-                                uint64_t max_bytes)
+static struct media *files_again(struct st_place *p, uint64_t max_step_bytes,
+                                 uint64_t max_bytes)
 {
-    struct io_sim_opts disk = {.seed = 1, .capacity_bytes = DISK_BYTES};
     struct err err = {0};
     struct media *m = NULL;
-    assert_true(st_place_open(p, "sim", 2));
-    io_close(p->io);
-    assert_int_equal(io_sim_open(&disk, &p->io, &err), 0);
-    for (int i = 0; i < 2; i++)
-        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL, &err), 0);
     struct files_opts o = {.io = p->io,
                            .dirs = p->dirs,
                            .n_dirs = 2,
@@ -258,6 +251,20 @@ static struct media *media_open(struct st_place *p, uint64_t max_step_bytes,
                            .stuck_ns = INT64_MAX};
     assert_int_equal(files_open(&o, &m, &err), 0);
     return m;
+}
+
+/* Opens the files of two folders on a simulated disk of 32 MiB. */
+static struct media *media_open(struct st_place *p, uint64_t max_step_bytes,
+                                uint64_t max_bytes)
+{
+    struct io_sim_opts disk = {.seed = 1, .capacity_bytes = DISK_BYTES};
+    struct err err = {0};
+    assert_true(st_place_open(p, "sim", 2));
+    io_close(p->io);
+    assert_int_equal(io_sim_open(&disk, &p->io, &err), 0);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(io_mkdirs(p->io, p->dirs[i], NULL, &err), 0);
+    return files_again(p, max_step_bytes, max_bytes);
 }
 
 static void media_end(struct st_place *p, struct media *m)
@@ -335,6 +342,16 @@ static void files_stay_within_their_bound(void **state)
     assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), 0); /* exactly what is left */
     assert_int_equal(size_of(&place, m, 0, 0), 104 * KIB);
     assert_int_equal(put(m, 0, 1, 8 * KIB, 2, &err), ERR_LIMIT);
+    m->ops->close(m);
+    struct io_file *f; /* a crash can leave a file's end anywhere */
+    char path[400];
+    snprintf(path, sizeof path, "%s/seg-000000.hc", place.dirs[0]);
+    assert_int_equal(io_file_open(place.io, path, 0, &f, &err), 0);
+    assert_int_equal(io_file_truncate(f, 104 * KIB - 500, &err), 0);
+    io_file_close(f);
+    m = files_again(&place, 64 << 10, 200 * KIB + 1000);
+    assert_int_equal(put(m, 0, 0, 104 * KIB, 2, &err), 0);
+    assert_int_equal(size_of(&place, m, 0, 0), 104 * KIB);
     media_end(&place, m);
 }
 
