@@ -148,12 +148,11 @@ INLINE bool has_bytes(enum dtype t)
 /* Returns what the sum of block b of a row begins at; f: the row's k-block. */
 INLINE i_start start_of(enum dtype t, const float *f, int b)
 {
-    int32_t at;
-    if (has_bytes(t))
-        return i_byte_start(f + Q4_HALF + b, f + Q4_BASES + b);
-    f += t == DTYPE_Q4_0 ? Q4_ZERO : t == DTYPE_MXFP4 ? Q4_TWELVE : Q4_BASES;
-    memcpy(&at, f + b, sizeof at);
-    return i_set1(at);
+    return i_start_at(f + b +
+                      (has_bytes(t) && I_BYTE_BIAS != 0 ? Q4_HALF
+                       : t == DTYPE_Q4_0                ? Q4_ZERO
+                       : t == DTYPE_MXFP4               ? Q4_TWELVE
+                                                        : Q4_BASES));
 }
 
 /* The sum of integers of a block. */
@@ -498,7 +497,8 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
 /* Adds the minimums of a k-block of q4_k to a row's sum.  m: as widen_panel writes it. */
 INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
 {
-    i_start sum = i_set1(0);
+    static const int32_t zero = 0;
+    i_start sum = i_start_at(&zero);
     _Pragma("GCC unroll 4") for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++)
         sum = i_pairs(sum, m + (size_t)i * f_step, f + Q4_PAIRS + i);
     return v_fma(i_floats(sum), v_load(m + QUANT_PER_K_BLOCK / 2 * f_step), acc);

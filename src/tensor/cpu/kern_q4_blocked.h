@@ -54,70 +54,37 @@ INLINE void micro_store(const struct micro *m, v16 (*acc)[Q4_PANELS], int n_rows
     }
 }
 
-/* Sets s to the sums of half a block of q6_k, all rows and panels side by side: one row after
- * another, each row's chain of steps would fill the processor's window. */
-INLINE void micro_half(i_half_sum (*s)[Q4_PANELS], const struct micro *m, int b, int half,
+/* Adds block b of q6_k, half by half, or of mxfp4 of every row to acc.  All rows and panels are
+ * taken side by side: one row after another, each row's chain of steps would fill the processor's
+ * window. */
+INLINE void micro_wide(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *m, int b,
                        int n_rows)
 {
-    const int n_panels = Q4_PANELS;
-    const float *f = (const float *)(const void *)m->x;
-    const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK + 16 * half;
-    EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
-        i_set4(f + r * (Q4_ROW_BYTES / 4) + Q4_H + 2 * b + half));
-    _Pragma("GCC unroll 4") for (int v = 0; v < 4; v++)
+    const int n_panels = Q4_PANELS, n_parts = t == DTYPE_Q6_K ? 2 : 1, n = 8 / n_parts;
+    const float *f = (const float *)(const void *)m->x,
+                *starts = f + (t == DTYPE_Q6_K ? Q4_H + 2 * b : Q4_TWELVE + b);
+    _Pragma("GCC unroll 2") for (int part = 0; part < n_parts; part++)
     {
-        i8x4 w[Q4_PANELS];
-        EACH_PANEL w[j] = i_load4(m->w->w[b * 8 + half * 4 + v][j]);
-        EACH_ROW
+        const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK + 4 * n * part;
+        i_half_sum s[Q4_ROWS][Q4_PANELS];
+        EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
+            i_set4(starts + r * (Q4_ROW_BYTES / 4) + part));
+        Q4_UNROLL for (int i = 0; i < n; i++)
         {
-            i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * v);
-            EACH_PANEL s[r][j] = i_half_dot(s[r][j], w[j], of_x, v);
+            i8x4 w[Q4_PANELS];
+            EACH_PANEL w[j] = i_load4(m->w->w[b * 8 + n * part + i][j]);
+            EACH_ROW
+            {
+                i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * i);
+                EACH_PANEL s[r][j] = i_half_dot(s[r][j], w[j], of_x, i);
+            }
         }
-    }
-}
-
-/* Adds block b of q6_k of every row to acc. */
-INLINE void micro_block6(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int n_rows)
-{
-    const int n_panels = Q4_PANELS;
-    const float *f = (const float *)(const void *)m->x;
-    i_half_sum s[Q4_ROWS][Q4_PANELS];
-    _Pragma("GCC unroll 2") for (int half = 0; half < 2; half++)
-    {
-        micro_half(s, m, b, half, n_rows);
         EACH_PANEL
         {
-            v16 d = v_load(half == 0 ? m->w->d[b][j] : m->w->m[b][j]);
+            v16 d = v_load(part == 0 ? m->w->d[b][j] : m->w->m[b][j]);
             EACH_ROW acc[r][j] = add_sum(acc[r][j], i_half_end(s[r][j]),
                                          f + r * (Q4_ROW_BYTES / 4), b, d);
         }
-    }
-}
-
-/* Adds block b of mxfp4 of every row to acc. */
-INLINE void micro_wide(v16 (*acc)[Q4_PANELS], const struct micro *m, int b, int n_rows)
-{
-    const int n_panels = Q4_PANELS;
-    const float *x = (const float *)(const void *)m->x;
-    const uint8_t *at = (const uint8_t *)m->x + b * Q4_BLOCK, *from = m->w->w[b * 8][0][0];
-    i_half_sum s[Q4_ROWS][Q4_PANELS];
-    EACH_ROW EACH_PANEL s[r][j] = i_half_begin(
-        i_set4(x + r * (Q4_ROW_BYTES / 4) + Q4_TWELVE + b));
-    Q4_UNROLL for (int i = 0; i < 8; i++)
-    {
-        i8x4 w[Q4_PANELS];
-        EACH_PANEL w[j] = i_load4(from + (i * Q4_PANELS + j) * PANEL * 4);
-        EACH_ROW
-        {
-            i8x4 of_x = i_set4(at + r * Q4_ROW_BYTES + 4 * i);
-            EACH_PANEL s[r][j] = i_half_dot(s[r][j], w[j], of_x, i);
-        }
-    }
-    EACH_PANEL
-    {
-        v16 d = v_load(m->w->d[b][j]);
-        EACH_ROW acc[r][j] = add_sum(acc[r][j], i_half_end(s[r][j]),
-                                     x + r * (Q4_ROW_BYTES / 4), b, d);
     }
 }
 
@@ -165,10 +132,8 @@ INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro
     const float *x = (const float *)(const void *)m->x;
     for (int b = 0; b < m->n_blocks; b++) {
         fetch_rows(m, b, n_rows);
-        if (t == DTYPE_Q6_K)
-            micro_block6(acc, m, b, n_rows);
-        else if (t == DTYPE_MXFP4)
-            micro_wide(acc, m, b, n_rows);
+        if (t == DTYPE_Q6_K || t == DTYPE_MXFP4)
+            micro_wide(acc, t, m, b, n_rows);
         else
             micro_block(acc, t, m, b, n_rows);
     }

@@ -72,23 +72,17 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
     __asm__("" : "+x"(sum.lo), "+x"(sum.hi));
     return sum;
 }
-/* Returns a whole number in every lane. */
-static inline i_start i_set1(int32_t n)
+/* Returns the whole number of 32 bits at p in every lane. */
+static inline i_start i_start_at(const void *p)
 {
-    __m256i v = _mm256_set1_epi32(n);
-    return (i_start){v, v};
+    return i_set4(p);
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  Two products of |w|
+ * -127 to 127, if the sum began at start_of its block.  Two products of |w|
  * and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
 {
     return i_load4(p);
-}
-static inline i_start i_byte_start(const float *half, const float *base)
-{
-    (void)half;
-    return i_set4(base);
 }
 static inline __m256i i_byte_dot8(__m256i sum, __m256i w, __m256i x)
 {

@@ -61,23 +61,19 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
 {
     return i_dot4_512(sum, w, x);
 }
-/* Returns a whole number in every lane. */
-static inline i_start i_set1(int32_t n)
+/* Returns the whole number of 32 bits at p in every lane. */
+static inline i_start i_start_at(const void *p)
 {
-    return _mm512_set1_epi32(n);
+    return i_set4(p);
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  VNNI multiplies
+ * -127 to 127, if the sum began at start_of its block.  VNNI multiplies
  * numbers without a sign, q + 128, and the sum begins that much lower.  Otherwise two products of
  * |w| and +-x fit 16 bits.  i_bits returns the bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
 {
     i8x4 w = i_load4(p);
     return I_SUMS_16 ? w : _mm512_xor_si512(w, _mm512_set1_epi8(-128));
-}
-static inline i_start i_byte_start(const float *half, const float *base)
-{
-    return i_set4(I_SUMS_16 ? base : half);
 }
 static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 {

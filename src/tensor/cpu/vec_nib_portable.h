@@ -70,26 +70,21 @@ static inline i_part i_dot4(i_part sum, i8x4 w, i8x4 x)
             sum.lane[i] += w.of[i][j] * (int8_t)x.of[i][j];
     return sum;
 }
-/* Returns a whole number in every lane. */
-static inline i_start i_set1(int32_t n)
+/* Returns the whole number of 32 bits at p in every lane. */
+static inline i_start i_start_at(const void *p)
 {
-    i_part r;
+    int32_t n;
+    i_start r;
+    memcpy(&n, p, sizeof n);
     V_EACH(i) r.lane[i] = n;
     return r;
 }
 /* Numbers of q8: i_byte_dot returns sum + w . x of the bytes that i_bytes reads and that are from
- * -127 to 127, if the sum began at i_byte_start of its places in a row (q4.h).  i_bits returns the
+ * -127 to 127, if the sum began at start_of its block.  i_bits returns the
  * bits of a sum as floats. */
 static inline i8x4 i_bytes(const uint8_t *p)
 {
     return i_load4(p);
-}
-static inline i_start i_byte_start(const float *half, const float *base)
-{
-    int32_t at;
-    (void)half;
-    memcpy(&at, base, sizeof at);
-    return i_set1(at);
 }
 static inline i_start i_byte_dot(i_start sum, i8x4 w, i8x4 x)
 {
