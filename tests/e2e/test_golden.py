@@ -1,5 +1,5 @@
-"""`hcache run` gives the ids of an independent reference: for models/demo, and for the models in
-../shared (grouped heads, fp64)."""
+"""`hcache run` gives the ids of an independent reference: for models/demo, for models/experts (routed
+text), and for the models in ../shared (grouped heads, fp64)."""
 import json
 import os
 import subprocess
@@ -8,7 +8,7 @@ import sys
 from tap import HC, PATIENCE
 
 SHARED = os.environ.get("HCACHE_SHARED", "../shared")
-MODELS = ["models/demo"] + [m for m in (os.path.join(SHARED, "models", n) for n in ("stories260K", "stories260K-mha"))
+MODELS = ["models/demo", "models/experts"] + [m for m in (os.path.join(SHARED, "models", n) for n in ("stories260K", "stories260K-mha"))
                             if os.path.exists(m)]
 
 n = n_failed = 0

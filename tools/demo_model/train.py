@@ -39,15 +39,15 @@ def length_at(seed, step, curriculum=CURRICULUM):
 
 def orthogonal(g, rounds=5):
     """Newton-Schulz iteration of Muon (Jordan et al. 2024): returns approximately the nearest
-    orthogonal matrix."""
+    orthogonal matrix, of the last two dimensions."""
     x = g.bfloat16()
-    if g.shape[0] > g.shape[1]:
-        x = x.T
-    x = x / (x.norm() + 1e-7)
+    if g.shape[-2] > g.shape[-1]:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(rounds):
-        a = x @ x.T
+        a = x @ x.mT
         x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
-    return (x.T if g.shape[0] > g.shape[1] else x).float()
+    return (x.mT if g.shape[-2] > g.shape[-1] else x).float()
 
 
 class Muon(torch.optim.Optimizer):
@@ -62,7 +62,7 @@ class Muon(torch.optim.Optimizer):
                 m.lerp_(p.grad, 1 - g["momentum"])
                 update = orthogonal(p.grad.lerp(m, g["momentum"]))
                 p.mul_(1 - g["lr"] * g["decay"])
-                p.add_(update, alpha=-g["lr"] * max(1, p.shape[0] / p.shape[1]) ** 0.5)
+                p.add_(update, alpha=-g["lr"] * max(1, p.shape[-2] / p.shape[-1]) ** 0.5)
 
 
 class Masters:
