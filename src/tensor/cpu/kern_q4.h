@@ -13,12 +13,6 @@
 #define LEAST_BITS 0x0d800000u
 #define MOST_BITS  0x76800000u
 
-/* Rounds half a block to x [16]. */
-INLINE void round_half(const float *a, float scale, int8_t *x)
-{
-    i_store_bytes(x, v_mul(v_load(a), v_set1(scale)));
-}
-
 /* Sets sums [16] to the sums of the 16 halves of blocks x [256]: products with ones, in fours. */
 INLINE void half_sums(const int8_t *x, int32_t *sums)
 {
@@ -65,11 +59,14 @@ INLINE void round_factors(float *at, const uint32_t *halved)
 }
 
 /* Rounds a k-block of a row.  The bits of a magnitude that is halved i times are lower by i << 23,
- * so a difference of bits tells how often the largest one can be halved. */
+ * so a difference of bits tells how often the largest one can be halved.  The next k-block is
+ * prefetched. */
 static void round_k_block(const float *a, int n_blocks, float *at)
 {
     uint32_t top[QUANT_PER_K_BLOCK] = {0}, halved[QUANT_PER_K_BLOCK] = {0}, largest = 0;
     for (int b = 0; b < n_blocks; b++) {
+        __builtin_prefetch(a + KB + b * Q4_BLOCK, 0, 3);
+        __builtin_prefetch(a + KB + b * Q4_BLOCK + PANEL, 0, 3);
         top[b] = largest_bits(a + b * Q4_BLOCK, Q4_BLOCK);
         largest = MAX(largest, top[b]);
     }
@@ -84,8 +81,9 @@ static void round_k_block(const float *a, int n_blocks, float *at)
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++)
         halved[b] = MIN((largest - top[b]) >> 23, Q4_MOST_HALVED);
     for (int i = 0; i < 2 * n_blocks; i++)
-        round_half(a + i * 16, float_of_bits(scale + (halved[i / 2] << 23)),
-                   (int8_t *)at + i * 16);
+        i_store_bytes((int8_t *)at + i * 16,
+                      v_mul(v_load(a + i * 16),
+                            v_set1(float_of_bits(scale + (halved[i / 2] << 23)))));
     round_factors(at, halved);
 }
 

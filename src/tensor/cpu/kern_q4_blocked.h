@@ -219,10 +219,11 @@ static void group_rows(const struct quant_tile *t, struct micro m, struct next_g
 {
     int n_strips = (t->m + Q4_ROWS - 1) / Q4_ROWS;
     const struct micro all = m;
-    for (int i = 0; i < n_strips; i++) {
-        int r0 = t->m * i / n_strips, r1 = t->m * (i + 1) / n_strips;
-        size_t end = next.lines * (size_t)(i + 1) / (size_t)n_strips;
-        for (size_t line = next.lines * (size_t)i / (size_t)n_strips; line < end; line++)
+    size_t line = 0;
+    for (int i = 1, r0 = 0, r1; i <= n_strips; i++, r0 = r1) {
+        size_t end = next.lines * (size_t)i / (size_t)n_strips;
+        r1 = t->m * i / n_strips;
+        for (; line < end; line++)
             for (int j = 0; j < Q4_PANELS; j++)
                 __builtin_prefetch(next.panel[j] + 64 * line, 0, 2);
         m.x = all.x + (int64_t)r0 * KB;
