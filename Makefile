@@ -183,6 +183,7 @@ $(B)/%_portable.o: ARCH_FLAGS := -Wno-psabi $(KERN_tsan)
 $(B)/src/tensor/ref/%.o: ARCH_FLAGS := $(KERN_tsan)
 $(B)/%_avx2.o: ARCH_FLAGS := $(ARCH_avx2)
 $(B)/%_avx512.o: ARCH_FLAGS := $(ARCH_avx512)
+$(B)/%_avx512bf16.o: ARCH_FLAGS := $(ARCH_avx512) -mavx512bf16 -Wno-unused-function
 $(B)/%_vnni.o: ARCH_FLAGS := $(ARCH_vnni)
 $(B)/%_vbmi2.o: ARCH_FLAGS := $(ARCH_vbmi2)
 $(B)/%_amx.o: ARCH_FLAGS := $(ARCH_amx)

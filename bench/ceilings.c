@@ -96,7 +96,7 @@ static void fma_once(void *arg)
 
 double ceiling_fma(struct pool *pool, const char *isa, double seconds)
 {
-    struct fma_job job = {pool, strcmp(isa, "avx512") == 0};
+    struct fma_job job = {pool, strncmp(isa, "avx512", 6) == 0};
     if (!job.wide && strcmp(isa, "avx2") != 0)
         return 0;
     double flop = job.wide ? FMA_STEPS / 2.0 * 24 * 32 : FMA_STEPS * 12.0 * 16;
@@ -152,7 +152,7 @@ static void int8_once(void *arg)
 
 double ceiling_int8(struct pool *pool, const char *isa, double seconds)
 {
-    bool avx512 = strcmp(isa, "avx512") == 0;
+    bool avx512 = strncmp(isa, "avx512", 6) == 0;
     struct fma_job job = {pool, avx512 && __builtin_cpu_supports("avx512vnni")};
     if (!avx512 && strcmp(isa, "avx2") != 0)
         return 0;

@@ -1476,6 +1476,9 @@ static void check_sizes(struct fields *f, const struct model_config *c)
             f->err, ERR_FORMAT,
             "%d dimensions of a head are rotated; the number must be even and positive",
             c->d_rope);
+    else if (c->d_head % 2 != 0)
+        f->rc = err_set(f->err, ERR_UNSUPPORTED,
+                        "heads of %d dimensions: the number must be even", c->d_head);
 }
 
 /* Refuses fields of other families that change results and that this family does not have.  They

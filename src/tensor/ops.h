@@ -44,11 +44,15 @@
  *    i + half); out = (x * scale) * w, scale = 1 / sqrtf(sum / n + eps).
  *  - attention: keys are taken in blocks of KV_BLOCK_TOKENS at fixed absolute positions, in
  *    ascending order, with the online-softmax recurrence; inside a block a score is an fma chain
- *    over ascending d_head, then * scale; the block maximum, then p_j = exp(s_j - m_new); the sum
- *    of p in the 16-lane order of the norms; the output row is rescaled once per block by
- *    exp(m_old - m_new) and takes fma(p_j, v_j, o) in ascending j.  A key that the row does not
- *    see (attention_keys) is never touched.  Row and key counts never change the arithmetic of a
- *    row.
+ *    over ascending d_head with q * scale; the block maximum, then p_j = exp(s_j - m_new); the sum
+ *    of p is kept in 16 lanes, as the norms', which are added at the end.  Sum and output are
+ *    rescaled by exp(m_old - m_new) before, and the output takes fma(p_j, v_j, o) in ascending j.
+ *    A key that the row does not see (attention_keys) is never touched.  Row and key counts never
+ *    change the arithmetic of a row.
+ *    With bf16 state on a CPU, q * scale * log2(e) and p_j are rounded to bf16, and exp is 2^x (see
+ *    EXP2_ROUGH_1).  Chains take pairs of neighbours, of d_head or of keys at even positions, in
+ *    ascending order, of a pair the second product before the first.  The unseen key of a pair
+ *    counts as zero in both factors.  Subnormal factors, sums and steps count as zero.
  *  - delta_net: tokens are taken one after another, in ascending order, whatever the batch.  Every
  *    sum is an fma chain from +0: of a channel's convolution over its inputs, the oldest
  *    first; of S^T k and S^T q over ascending rows of S.  S is rounded after the decay and after
@@ -88,6 +92,13 @@
 #define MATMUL_MAX_K         65536 /* length of a row of a weight */
 #define ATTENTION_MAX_D_HEAD 576
 #define ATTENTION_MAX_GROUP  96 /* query heads that share a KV head */
+
+/* Attention over bf16 state takes 2^x for x <= 0 as 2^n (1 + r (c1 + r (c2 + r c3))), by fma, where
+ * n is x rounded to even, and r = x - n; below -125 as 0.  Its relative error is at most 1.1e-4. */
+#define LOG2_E       1.44269504f
+#define EXP2_ROUGH_1 0.69328331f
+#define EXP2_ROUGH_2 0.24221143f
+#define EXP2_ROUGH_3 0.05500584f
 
 /* A weight matrix W [n][k] (out x in, as Hugging Face stores it) in the backend's own layout. */
 struct weight {

@@ -102,7 +102,8 @@ static inline int check_attention(struct mat out, struct mat q, const struct kv_
     check_f32(q);
     check_same_shape(out, q);
     check_ragged(r, q.rows);
-    CHECK(q.cols % kv->d_head == 0 && q.cols / kv->d_head % kv->n_kv == 0);
+    CHECK(kv->d_head % 2 == 0 && q.cols % kv->d_head == 0 &&
+          q.cols / kv->d_head % kv->n_kv == 0);
     return (int)(q.cols / kv->d_head);
 }
 

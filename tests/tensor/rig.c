@@ -11,7 +11,7 @@
 #include "base/pool.h"
 #include "tensor/q4_blocks.h"
 
-const char *const isa_names[ISA_COUNT] = {"portable", "avx2", "avx512"};
+const char *const isa_names[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16"};
 
 static struct lab lab_on(struct pool *pool, struct device *d)
 {

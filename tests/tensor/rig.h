@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "tensor/ops.h"
 
-#define ISA_COUNT 3
+#define ISA_COUNT 4
 extern const char
     *const isa_names[ISA_COUNT]; /* "portable" is first; all others must give its bits */
 

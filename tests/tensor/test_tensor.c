@@ -285,9 +285,10 @@ static void test_the_choice_of_checksums(void **state)
     assert_string_equal(err.msg, "unknown device 'abacus' (known: cpu, ref, cuda)");
     struct device_opts isa = {.isa = "z80"};
     assert_int_equal(device_open("cpu", &isa, NULL, &d, &err), ERR_USAGE);
-    assert_string_equal(err.msg, "--isa z80: unknown (known: portable, avx2, avx512)");
-    static const char *const isas[] = {"portable", "avx2", "avx512"};
-    for (int i = 0; i < 3; i++) {
+    assert_string_equal(err.msg, "--isa z80: unknown (known: "
+                                 "portable, avx2, avx512, avx512bf16)");
+    static const char *const isas[] = {"portable", "avx2", "avx512", "avx512bf16"};
+    for (int i = 0; i < 4; i++) {
         isa.isa = isas[i];
         int rc = device_open("cpu", &isa, NULL, &d, &err);
         assert_true(rc == 0 || (i > 0 && rc == ERR_UNSUPPORTED));

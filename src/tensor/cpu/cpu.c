@@ -37,10 +37,13 @@ static bool isa_runs_here(const struct cpu_kernels *k)
                 has_f16c();
     if (k == &cpu_kernels_avx2)
         return avx2;
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                  __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
     if (k == &cpu_kernels_avx512)
-        return avx2 && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512dq");
+        return avx512;
+    if (k == &cpu_kernels_avx512bf16)
+        return avx512 && __builtin_cpu_supports("avx512bf16");
 #endif
     return false;
 }
@@ -48,6 +51,7 @@ static bool isa_runs_here(const struct cpu_kernels *k)
 /* Tables of all instruction sets, the best first. */
 static const struct cpu_kernels *const all_kernels[] = {
 #if defined(__x86_64__)
+    &cpu_kernels_avx512bf16,
     &cpu_kernels_avx512,
     &cpu_kernels_avx2,
 #endif
@@ -67,8 +71,8 @@ static int kernels_choose(const char *wanted, const struct cpu_kernels **out,
         if (named && wanted != NULL)
             return err_set(err, ERR_UNSUPPORTED, "--isa %s: this CPU lacks it", wanted);
     }
-    return err_set(err, ERR_USAGE, "--isa %s: unknown (known: portable, avx2, avx512)",
-                   wanted);
+    return err_set(err, ERR_USAGE,
+                   "--isa %s: unknown (known: portable, avx2, avx512, avx512bf16)", wanted);
 }
 
 const struct cpu_kernels *cpu_kernels_of(const struct stream *s)

@@ -5,9 +5,10 @@
  *   vec_*.h    v16 in portable C, AVX2 (two registers) and AVX-512 (one register)
  *   isa_*.c    compiles kern_*.h over one vec_*.h into one `struct cpu_kernels`
  *
- * All three instruction sets give the same bits, exponentials included, because they run the same
- * steps on the same lanes.  The table is chosen once, when the device is opened: the best that the
- * CPU has, or the one named by --isa (portable, avx2, avx512).
+ * All instruction sets give the same bits, exponentials included, because they run the same steps
+ * on the same lanes.  The table is chosen once, when the device is opened: the best that the CPU
+ * has, or the one named by --isa (portable, avx2, avx512, avx512bf16, which differs from avx512 in
+ * attention).
  *
  * Packed weights are panels of 16 columns (rows of W), [ceil(n/16)][k][16] in the weight's type, so
  * that a panel is one stream of memory and a k-step is one vector.  Columns that do not exist are
@@ -24,7 +25,7 @@
 
 /* Raise this version whenever an operation gives other bits (tensor.h: device.numerics_version).
  * All instruction sets share this version, because they give the same bits. */
-#define CPU_NUMERICS_VERSION 1
+#define CPU_NUMERICS_VERSION 2
 
 #define PANEL 16
 
@@ -101,7 +102,7 @@ struct attn_tile {
 };
 #define ATTN_SCRATCH                                                                       \
     (KV_BLOCK_TOKENS * ATTENTION_MAX_D_HEAD * 2 +                                          \
-     TILE_QUERIES * (2 * ATTENTION_MAX_D_HEAD + 64 + 8))
+     TILE_QUERIES * (2 * ATTENTION_MAX_D_HEAD + 64 + 24))
 
 /* The rows of one sequence in a recurrent layer, for one head of Q and K, or one of V. */
 struct delta_run {
@@ -148,6 +149,7 @@ struct cpu_kernels {
     void (*kv_fill)(const struct kv_run *run);
     void (*kv_load)(const struct kv_chunk *c);
     void (*attention)(const struct attn_tile *t);
+    void (*attention_bf16)(const struct attn_tile *t); /* the same for bf16 state */
     /* the channels of a head of Q and K; then a head of V */
     void (*delta_keys)(const struct delta_run *run);
     void (*delta)(const struct delta_run *run);
@@ -157,6 +159,8 @@ extern const struct cpu_kernels cpu_kernels_portable;
 #if defined(__x86_64__)
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
+extern const struct cpu_kernels cpu_kernels_avx512bf16;
+void attention_avx512bf16(const struct attn_tile *t);
 #endif
 
 /* --- shared by the operations --------------------------------------------------------------- */

@@ -63,7 +63,10 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
                 t.end[i++] = keys.end;
             }
         }
-    j->k->attention(&t);
+    if (j->kv->dtype == DTYPE_BF16)
+        j->k->attention_bf16(&t);
+    else
+        j->k->attention(&t);
 }
 
 static void run_items(void *arg, int thread_idx, int n_threads)

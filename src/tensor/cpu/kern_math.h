@@ -94,6 +94,16 @@ INLINE v16 v_exp(v16 x)
     return v_zero_below(low, v_set1(-87.0f), v_scale2(p, n));
 }
 
+/* Returns 2^x for x <= 0 as ops.h has it for weights of bf16 state; NaN stays NaN. */
+INLINE v16 v_exp2_rough(v16 x)
+{
+    v16 n = v_round(x), r = v_sub(x, n), p = v_set1(EXP2_ROUGH_3);
+    p = v_fma(p, r, v_set1(EXP2_ROUGH_2));
+    p = v_fma(p, r, v_set1(EXP2_ROUGH_1));
+    p = v_fma(p, r, v_set1(1.0f));
+    return v_zero_below(x, v_set1(-125.0f), v_scale2(p, n));
+}
+
 /* Returns x / (1 + exp(-x)). */
 INLINE v16 v_silu(v16 x)
 {

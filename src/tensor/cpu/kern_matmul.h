@@ -42,7 +42,6 @@ struct operands {
      * steps. */
     const uint8_t *fetch;
     size_t fetch_line, fetch_step;
-    bool fetch_l1; /* into L1; false: into L2 only */
 };
 #define FETCH_STEPS 2
 
@@ -58,23 +57,18 @@ INLINE void tile_step(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype
     }
 }
 
-/* Computes sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, and prefetches n_lines
- * lines at once. The sums' lanes are in the order of v_load_split. */
+/* Computes sum[r][j] = fma(a[r][i], b[i][j], sum[r][j]) for ascending i < n, and prefetches a line
+ * per vector into L1. The sums' lanes are in the order of v_load_split. */
 INLINE void tile_fma(v16 (*sum)[WIDE_MAX], const struct operands *x, enum dtype t, int n,
-                     int n_rows, int n_panels, int n_lines)
+                     int n_rows, int n_panels)
 {
-    const int n_steps = FETCH_STEPS * n_lines / n_panels;
     const uint8_t *fetch = x->fetch;
     int i = 0;
-    for (; i + n_steps <= n; i += n_steps) {
-        for (size_t line = 0; line < (size_t)n_lines; line++) {
-            if (x->fetch_l1)
-                __builtin_prefetch(fetch + line * x->fetch_line, 0, 3);
-            else
-                __builtin_prefetch(fetch + line * x->fetch_line, 0, 2);
-        }
+    for (; i + FETCH_STEPS <= n; i += FETCH_STEPS) {
+        for (size_t line = 0; line < (size_t)n_panels; line++)
+            __builtin_prefetch(fetch + line * x->fetch_line, 0, 3);
         fetch += x->fetch_step;
-        _Pragma("GCC unroll 8") for (int step = 0; step < n_steps; step++)
+        _Pragma("GCC unroll 8") for (int step = 0; step < FETCH_STEPS; step++)
             tile_step(sum, x, t, i + step, n_rows, n_panels);
     }
     for (; i < n; i++)
@@ -111,11 +105,10 @@ INLINE void micro_rows(const struct micro *m, enum dtype t, int n_rows)
         .fetch = m->fetch,
         .fetch_line = m->fetch_panel,
         .fetch_step = m->fetch_step,
-        .fetch_l1 = true,
     };
     v16 sum[MM_ROWS][WIDE_MAX];
     EACH_ROW EACH_PANEL sum[r][j] = v_zero();
-    tile_fma(sum, &x, t, m->kb, n_rows, n_panels, n_panels);
+    tile_fma(sum, &x, t, m->kb, n_rows, n_panels);
     EACH_ROW EACH_PANEL sum[r][j] = v_reorder(sum[r][j], t);
     if (!m->first)
         EACH_ROW EACH_PANEL sum[r][j] = v_add(v_load(m->c + r * m->ldc + j * PANEL),

@@ -16,6 +16,7 @@ const struct cpu_kernels VEC_TABLE = {
     .kv_fill = kv_fill,
     .kv_load = kv_load,
     .attention = attention,
+    .attention_bf16 = VEC_ATTENTION,
     .delta_keys = delta_keys,
     .delta = delta,
 };

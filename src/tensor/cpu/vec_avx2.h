@@ -99,6 +99,11 @@ static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
     return v_pair(_mm256_andnot_ps(_mm256_cmp_ps(x.lo, limit.lo, _CMP_LT_OQ), a.lo),
                   _mm256_andnot_ps(_mm256_cmp_ps(x.hi, limit.hi, _CMP_LT_OQ), a.hi));
 }
+static inline bool v_any_differs(v16 a, v16 b)
+{
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NEQ_UQ),
+                                           _mm256_cmp_ps(a.hi, b.hi, _CMP_NEQ_UQ))) != 0;
+}
 static inline float v_lane0(v16 a)
 {
     return _mm256_cvtss_f32(a.lo);
@@ -181,6 +186,11 @@ static inline void v_store_bf16(uint16_t *p, v16 a)
 {
     __m256i both = _mm256_packus_epi32(bf16_bits(a.lo), bf16_bits(a.hi));
     _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+static inline v16 v_round_bf16(v16 a)
+{
+    return v_pair(_mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(a.lo), 16)),
+                  _mm256_castsi256_ps(_mm256_slli_epi32(bf16_bits(a.hi), 16)));
 }
 static inline void v_store_f16(uint16_t *p, v16 a)
 {

@@ -86,6 +86,10 @@ static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
 {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), a);
 }
+static inline bool v_any_differs(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0;
+}
 static inline float v_lane0(v16 a)
 {
     return _mm512_cvtss_f32(a);
@@ -146,7 +150,7 @@ static inline v16 v_load_f16(const uint16_t *p)
 }
 /* Rounds to nearest even; NaN keeps its upper payload and becomes quiet. (vcvtneps2bf16 flushes
  * subnormals, which ops.h does not allow.) */
-static inline void v_store_bf16(uint16_t *p, v16 a)
+static inline __m512i bf16_bits(v16 a)
 {
     __m512i u = _mm512_castps_si512(a);
     __m512i high = _mm512_srli_epi32(u, 16);
@@ -154,8 +158,15 @@ static inline void v_store_bf16(uint16_t *p, v16 a)
     __m512i sum = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
     __m512i bits = _mm512_srli_epi32(sum, 16);
     __mmask16 nan = _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q);
-    bits = _mm512_mask_or_epi32(bits, nan, high, _mm512_set1_epi32(0x40));
-    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(bits));
+    return _mm512_mask_or_epi32(bits, nan, high, _mm512_set1_epi32(0x40));
+}
+static inline void v_store_bf16(uint16_t *p, v16 a)
+{
+    _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(bf16_bits(a)));
+}
+static inline v16 v_round_bf16(v16 a)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(bf16_bits(a), 16));
 }
 static inline void v_store_f16(uint16_t *p, v16 a)
 {

@@ -106,6 +106,12 @@ static inline v16 v_zero_below(v16 x, v16 limit, v16 a)
     V_EACH(i) a[i] = x[i] < limit[i] ? 0 : a[i];
     return a;
 }
+static inline bool v_any_differs(v16 a, v16 b)
+{
+    bool any = false;
+    V_EACH(i) any |= !(a[i] == b[i]);
+    return any;
+}
 static inline float v_lane0(v16 a)
 {
     return a[0];
@@ -168,9 +174,47 @@ static inline void v_store_bf16(uint16_t *p, v16 a)
 {
     V_EACH(i) p[i] = f32_to_bf16(a[i]);
 }
+static inline v16 v_round_bf16(v16 a)
+{
+    V_EACH(i) a[i] = bf16_to_f32(f32_to_bf16(a[i]));
+    return a;
+}
 static inline void v_store_f16(uint16_t *p, v16 a)
 {
     V_EACH(i) p[i] = f32_to_f16(a[i]);
+}
+
+static inline v16 v_flush(v16 a)
+{
+    for (int i = 0; i < 16; i++)
+        if (fabsf(a[i]) < 0x1p-126f)
+            a[i] = copysignf(0, a[i]);
+    return a;
+}
+/* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 is subnormal for
+ * the processor although fmaf rounds it up to 2^-126. The scaled fma, which keeps 24 bits there,
+ * decides (as in ref_bf16r.c). */
+static inline float fma_flush(float x, float y, float acc)
+{
+    float r = fmaf(x, y, acc), ax = fabsf(x), ay = fabsf(y);
+    if (fabsf(r) > 0x1p-126f || isnan(r))
+        return r;
+    float scaled = fmaf((ax < ay ? x : y) * 0x1p64f, ax < ay ? y : x, acc * 0x1p64f);
+    return fabsf(scaled) < 0x1p-62f ? copysignf(0, r) : r;
+}
+static inline v16 v_fma_flush(v16 a, v16 b, v16 acc)
+{
+    for (int i = 0; i < 16; i++)
+        acc[i] = fma_flush(a[i], b[i], acc[i]);
+    return acc;
+}
+static inline unsigned flushing_begin(void)
+{
+    return 0;
+}
+static inline void flushing_end(unsigned before)
+{
+    (void)before;
 }
 
 /* Sets dst[j][i] = src[i][j] for 16 by 16 elements. Strides are in elements. */

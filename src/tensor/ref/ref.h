@@ -10,7 +10,7 @@
 #include "tensor/shape.h"
 
 /* Raise this version whenever an operation gives other bits (tensor.h: device.numerics_version). */
-#define REF_NUMERICS_VERSION 1
+#define REF_NUMERICS_VERSION 2
 
 static inline float elem_load(const void *p, enum dtype t, int64_t i)
 {
@@ -87,6 +87,10 @@ int ref_q4_rows(struct stream *s, struct mat out, const struct weight *w,
                 const int32_t *ids);
 int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
                   const float *bias);
+
+/* Return f, or fma(x, y, acc), or a zero of the same sign if that is subnormal. */
+float ref_flush(float f);
+float ref_fma_flushed(float x, float y, float acc);
 
 /* Implements matmul for weights of dtype bf16r. */
 int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,

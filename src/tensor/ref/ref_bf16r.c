@@ -7,20 +7,20 @@
 
 enum { BLOCK = 32 };
 
-static float flush(float f)
+float ref_flush(float f)
 {
     return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
 }
 
-/* Returns fma(x, y, acc), or zero if it is subnormal. A result just below 2^-126 counts as
+/* A result just below 2^-126 counts as
  * subnormal although fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before
  * it checks. Scaled by 2^64, fmaf rounds to 24 bits as well. Neither the scaled smaller factor nor
  * the scaled acc can overflow. */
-static float fma_flushed(float x, float y, float acc)
+float ref_fma_flushed(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc);
     if (fabsf(r) != 0x1p-126f)
-        return flush(r);
+        return ref_flush(r);
     float low = fabsf(x) < fabsf(y) ? x : y, high = fabsf(x) < fabsf(y) ? y : x;
     return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
 }
@@ -32,11 +32,11 @@ static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t 
     float sum[2] = {0};
     for (int64_t k = k0; k < k0 + BLOCK; k++) {
         bool there = k < w->k;
-        float x = there ? flush(bf16_to_f32(f32_to_bf16(mat_get(a, i, k)))) : 0,
-              y = there ? flush(elem_load(w->mem.ptr, DTYPE_BF16, j * w->k + k)) : 0;
-        sum[k % 2] = fma_flushed(x, y, sum[k % 2]);
+        float x = there ? ref_flush(bf16_to_f32(f32_to_bf16(mat_get(a, i, k)))) : 0,
+              y = there ? ref_flush(elem_load(w->mem.ptr, DTYPE_BF16, j * w->k + k)) : 0;
+        sum[k % 2] = ref_fma_flushed(x, y, sum[k % 2]);
     }
-    return flush(sum[0] + sum[1]);
+    return ref_flush(sum[0] + sum[1]);
 }
 
 int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,
@@ -46,7 +46,7 @@ int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct 
         for (int64_t j = 0; j < c.cols; j++) {
             float acc = 0;
             for (int64_t k = 0; k < w->k; k += BLOCK)
-                acc = flush(acc + block_sum(a, i, w, j, k));
+                acc = ref_flush(acc + block_sum(a, i, w, j, k));
             mat_set(c, i, j, bias != NULL ? acc + bias[j] : acc);
         }
     }
