@@ -463,7 +463,8 @@ INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
 }
 
 /* Widens a panel's k-block. w gets the groups, `step` bytes apart, in order of k. d and m get the
- * blocks' values, `f_step` floats apart (block_scales). For q4_k, m gets what add_minimums reads. */
+ * blocks' values, `f_step` floats apart (block_scales). For q4_k, m gets what add_minimums
+ * reads. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {

@@ -1,6 +1,7 @@
 /* vec_nib_avx512.h - 16 lanes of four 8-bit numbers in one AVX-512 register.  The including file
- * defines i_dot4_512, i_dot2_512 and I_SUMS_16: some CPUs add products to sums of 32 bits in one instruction,
- * on others the sums of a block are kept in 16 bits (I_SUMS_16), as in vec_nib_avx2.h. */
+ * defines i_dot4_512, i_dot2_512 and I_SUMS_16: some CPUs add products to sums of 32 bits in one
+ * instruction; on others the sums of a block are kept in 16 bits (I_SUMS_16), as vec_nib_avx2.h
+ * does. */
 #ifndef TENSOR_NIB_H
 #define TENSOR_NIB_H
 
