@@ -1,9 +1,9 @@
 /* cuda.h - the CUDA backend, private to cuda.
  *
- * A device is one GPU; several work as a group (tensor/group.h).  The C files run on the host:
- * memory, streams, upload of batches, cuBLAS.  The kernels are in k_*.cu and are called through
- * launch.h.  Graphs, early launches, cuFile and NCCL are in untried/ and are called through
- * untried/untried.h: no GPU has run them, and the backend works without each of them.
+ * A device is one GPU, and cannot be a rank or a stage of several (docs/DEVICES.md).  The C files
+ * run on the host: memory, streams, upload of batches, cuBLAS.  The kernels are in k_*.cu and are
+ * called through launch.h.  Graphs, early launches and cuFile are in untried/ and are called
+ * through untried/untried.h: no GPU has run them, and the backend works without each of them.
  *
  * Activations have the state dtype between operations (device.act_is_state); the residual sum
  * inside a layer and the logits are f32; products accumulate in f32.  With cuBLAS, and with
