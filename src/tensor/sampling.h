@@ -24,9 +24,8 @@ struct sample_row {
     double draw;       /* [0, 1): selects one of the survivors */
 };
 
-#define SAMPLE_ONE      ((uint64_t)1 << 40) /* the best token's weight */
-#define SAMPLE_MAX_COLS (1 << 22)           /* sums of weights stay below 2^62 */
-#define SAMPLE_NO_TOKEN (-1)                /* result for logits that are all NaN */
+#define SAMPLE_MAX_COLS (1 << 22) /* sums of weights, 2^40 at most, stay below 2^62 */
+#define SAMPLE_NO_TOKEN (-1)      /* result for logits that are all NaN */
 
 #if defined(__CUDACC__) || defined(HCACHE_CUDA_EMULATED) && defined(__cplusplus)
 #define SAMPLE_FN        static __device__ __forceinline__

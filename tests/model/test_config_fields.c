@@ -529,6 +529,10 @@ static void test_missing_fields_of_a_family(void **state)
     refuse(&bare_mistral, "", ERR_UNSUPPORTED, "'num_key_value_heads': is missing");
     refuse(&bare_qwen, "", ERR_UNSUPPORTED, "'num_key_value_heads': is missing");
     refuse(&bare_gemma, "", ERR_UNSUPPORTED, "'head_dim': is missing");
+    const struct family odd = {"opt", "\"hidden_size\": 56, \"num_hidden_layers\": 5, "
+                                      "\"num_attention_heads\": 8, \"vocab_size\": 512, "
+                                      "\"ffn_dim\": 172, \"max_position_embeddings\": 256"};
+    refuse(&odd, "", ERR_UNSUPPORTED, "heads of 7 dimensions: the number must be even");
     assert_true(with(&gemma, "").tie_word_embeddings);
     assert_false(with(&gemma, "\"tie_word_embeddings\": false").tie_word_embeddings);
     assert_false(with(&opt, "\"tie_word_embeddings\": false").tie_word_embeddings);
