@@ -215,14 +215,20 @@ static char *as_shown(const char *text, size_t n, size_t *n_shown)
     return out;
 }
 
-/* Returns how many tokens of the answer were shown whole. *n_bytes is the number of their bytes. */
+/* Returns how many tokens of the answer were shown whole, with the special tokens between them, which
+ * have no text. *n_bytes is the number of their bytes. */
 static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
                         size_t *n_bytes)
 {
     size_t at = 0, n;
-    int best = 0;
+    int best = 0, s = 0;
     *n_bytes = 0;
     for (int i = 0; i < r->n_tokens; i++) {
+        if (s < r->n_special && r->special[s].at == at &&
+            r->special[s].id == r->token_ids[i]) {
+            s++;
+            continue;
+        }
         const char *bytes = hcache_token_bytes(h, r->token_ids[i], &n);
         if (bytes != NULL && (n > r->n_text - at || memcmp(bytes, r->text + at, n) != 0))
             break;

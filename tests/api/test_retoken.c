@@ -280,6 +280,31 @@ static void an_answer_is_remembered_in_both_forms(void **state)
     free(r.token_ids);
 }
 
+/* Special tokens have no text: those between tokens that were shown belong to the answer, and those
+ * at its end do not. */
+static void special_tokens_inside_an_answer_are_remembered(void **state)
+{
+    struct prompt_text asked = text_of("ask:");
+    struct hcache_result r = answer("a?bc??", "abc");
+    struct hcache_special special[] = {
+        {1, r.token_ids[1]}, {3, r.token_ids[4]}, {3, r.token_ids[5]}};
+    struct retoken_mark mark[RETOKEN_MAX_MARKS];
+    size_t n;
+    int32_t *ids;
+    int n_ids;
+    r.special = special;
+    r.n_special = 3;
+    retoken_remember(h, m, &(struct retoken_owner){0}, &asked, NULL, 0, &r);
+    assert_true(answers_find(m, NULL, "ask:abc", 7, &n, &ids, &n_ids));
+    assert_int_equal(n_ids, 4);
+    assert_memory_equal(ids, r.token_ids, 4 * sizeof *ids);
+    free(ids);
+    assert_int_equal(retoken_marks(h, &asked, &r, 100, mark), 1);
+    assert_int_equal(mark[0].n_tokens, 104);
+    free(mark[0].text);
+    free(r.token_ids);
+}
+
 /* Without memory for the tokens the prompt is refused. An answer is then not remembered, or counts
  * as not remembered, and its text is tokenized. */
 static void without_memory_nothing_is_remembered(void **state)
@@ -421,6 +446,7 @@ int main(void)
         WITH_ANSWERS(a_text_that_is_none_is_refused),
         WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
         WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
+        WITH_ANSWERS(special_tokens_inside_an_answer_are_remembered),
         WITH_ANSWERS(without_memory_nothing_is_remembered),
         WITH_ANSWERS(the_first_token_is_kept_once),
     };
