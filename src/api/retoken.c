@@ -215,8 +215,8 @@ static char *as_shown(const char *text, size_t n, size_t *n_shown)
     return out;
 }
 
-/* Returns how many tokens of the answer were shown whole, with the special tokens between them, which
- * have no text. *n_bytes is the number of their bytes. */
+/* Returns how many tokens of the answer were shown whole, with the special tokens between them,
+ * which have no text. *n_bytes is the number of their bytes. */
 static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
                         size_t *n_bytes)
 {
