@@ -68,7 +68,7 @@ done
 for what in "contexts lost" "wrong bytes served"; do
     printf "$row" "$what" "$(awk -F': ' -v w="$what" '$1 == w { n += $2 } END { printf "%d", n }' "${counts[@]}")"
 done
-caught=$(cat "$out"/*.log | grep ': caught' | grep -vc 'NOT CAUGHT')
+caught=$(cat "$out"/*.log | grep -v 'NOT CAUGHT' | sed -n 's/: caught.*//p' | sort -u | wc -l) # some in several stores
 printf "$row" "seeded bugs caught" "$caught/9"
 [ "$caught" -eq 9 ] || failed=1
 exit $failed
