@@ -25,7 +25,9 @@ SHAPES = {
     "gpt-oss-20b": dict(layers=24, embd=2880, ff=2880, heads=64, kv=8, d_head=64, vocab=201088, tied=False,
                         experts=32, used=4),
     "qwen3.5-0.8b": dict(layers=24, embd=1024, ff=3584, heads=8, kv=2, d_head=256, vocab=248320, tied=True,
-                         mixing=16, width=128),  # heads of Q and of V in recurrent layers, and their width
+                         mixing=16, values=16, width=128),  # heads of Q and of V in recurrent layers, their width
+    "qwen3.5-35b-a3b": dict(layers=40, embd=2048, ff=512, heads=16, kv=2, d_head=256, vocab=248320, tied=False,
+                            mixing=16, values=32, width=128, experts=256, used=8, shared=512),
 }
 parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
 parser.add_argument("shape", choices=SHAPES)
@@ -87,8 +89,8 @@ def blocks(kind, rows, cols):
 
 experts = s.get("experts", 0)
 is_oss = args.shape == "gpt-oss-20b"
-mixing, width = s.get("mixing", 0), s.get("width", 0)
-w = gguf.GGUFWriter(args.out, "qwen35" if mixing else "gpt-oss" if is_oss else "qwen3moe" if experts else "llama")
+mixing, values, width, shared = (s.get(name, 0) for name in ("mixing", "values", "width", "shared"))
+w = gguf.GGUFWriter(args.out, "qwen35moe" if mixing and experts else "qwen35" if mixing else "gpt-oss" if is_oss else "qwen3moe" if experts else "llama")
 w.add_block_count(n_layers)
 w.add_context_length(16384 if mixing else 4096)
 w.add_embedding_length(s["embd"])
@@ -103,13 +105,16 @@ if mixing:
     w.add_ssm_conv_kernel(4)
     w.add_ssm_state_size(width)
     w.add_ssm_group_count(mixing)
-    w.add_ssm_time_step_rank(mixing)
-    w.add_ssm_inner_size(mixing * width)
+    w.add_ssm_time_step_rank(values)
+    w.add_ssm_inner_size(values * width)
     w.add_full_attention_interval(4)
 if experts:
     w.add_expert_count(experts)
     w.add_expert_used_count(s["used"])
     w.add_expert_feed_forward_length(s["ff"])
+if shared:
+    w.add_expert_shared_feed_forward_length(shared)
+if experts and not mixing:
     w.add_key_length(s["d_head"])
     w.add_value_length(s["d_head"])
 if is_oss:
@@ -158,15 +163,15 @@ for l in range(n_layers):
     q, kv = s["heads"] * s["d_head"], s["kv"] * s["d_head"]
     add("attn_norm", l, 0, s["embd"])
     if mixing and (l + 1) % 4 != 0:
-        add("attn_qkv", l, 3 * mixing * width, s["embd"])
-        add("attn_gate", l, mixing * width, s["embd"])
-        add("ssm_conv1d", l, 3 * mixing * width, 4)
-        add("ssm_beta", l, mixing, s["embd"])
-        add("ssm_alpha", l, mixing, s["embd"])
-        add("ssm_dt.bias", l, 0, mixing)
-        add("ssm_a", l, 0, mixing)
+        add("attn_qkv", l, (2 * mixing + values) * width, s["embd"])
+        add("attn_gate", l, values * width, s["embd"])
+        add("ssm_conv1d", l, (2 * mixing + values) * width, 4)
+        add("ssm_beta", l, values, s["embd"])
+        add("ssm_alpha", l, values, s["embd"])
+        add("ssm_dt.bias", l, 0, values)
+        add("ssm_a", l, 0, values)
         add("ssm_norm", l, 0, width)
-        add("ssm_out", l, s["embd"], mixing * width)
+        add("ssm_out", l, s["embd"], values * width)
     else:
         add("attn_q", l, 2 * q if mixing else q, s["embd"])  # with rows of its gate
         add("attn_k", l, kv, s["embd"])
@@ -184,9 +189,13 @@ for l in range(n_layers):
         add("attn_sinks", l, 0, s["heads"])
         add("ffn_gate_inp", l, experts, s["embd"])
     elif experts:
-        add("attn_q_norm", l, 0, s["d_head"])
-        add("attn_k_norm", l, 0, s["d_head"])
+        for name in () if mixing else ("attn_q_norm", "attn_k_norm"):
+            add(name, l, 0, s["d_head"])
         add("ffn_gate_inp", l, experts, s["embd"])
+    if shared:
+        add("ffn_gate_inp_shexp", l, 0, s["embd"])
+        for name, rows, cols in (("gate", shared, s["embd"]), ("up", shared, s["embd"]), ("down", s["embd"], shared)):
+            add(f"ffn_{name}_shexp", l, rows, cols)
     add("ffn_gate" + end, l, s["ff"], s["embd"], experts or 1)
     add("ffn_up" + end, l, s["ff"], s["embd"], experts or 1)
     add("ffn_down" + end, l, s["embd"], s["ff"], experts or 1)
