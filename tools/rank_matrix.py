@@ -26,6 +26,8 @@ p.add_argument("--most", type=int, default=4, help="processes (4)")
 p.add_argument("--jobs", type=int, default=2, help="models at once (2)")
 args = p.parse_args()
 HC = os.path.abspath(os.path.join(args.build, "hcache"))
+if not os.path.exists(os.path.join(os.path.dirname(HC), "hcache-mpi.so")):
+    sys.exit(f"rank_matrix: {os.path.dirname(HC)} has no hcache-mpi.so, so nothing would be compared: run make all")
 os.environ.update(HCACHE_PLUGINS=os.path.dirname(HC), OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
 MODELS = [*sorted(glob.glob(os.path.join(ROOT, "tests", "model", "golden", "families", "*"))),
           "synth:tiny-mha", "synth:tiny-gqa", "synth:tiny-hybrid", "synth:tiny-conv", "synth:tiny-mamba"]
