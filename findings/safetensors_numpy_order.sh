@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # safetensors 0.8.0 with numpy 2.3.5 (seen on 1 December 2026).
 #
-# safetensors.numpy.save_file writes other numbers than it was given, where an array does not lie in
-# memory as its shape says: a transposed matrix, an array in Fortran's order, some columns of a matrix,
-# each second row. It writes the memory from the array's first number on, with the array's shape. Nothing
-# warns, the file is valid, and load_file returns the wrong numbers. Up to 0.7.0 all four come back as
-# they were. A converter that writes `w.T`, as those of GPT-2's checkpoints do, makes a model of noise.
-# Pass np.ascontiguousarray(w).
+# safetensors.numpy.save_file writes other numbers than it was given, where an array does not lie
+# in memory as its shape says: a transposed matrix, an array in Fortran's order, some columns of a
+# matrix, each second row. It writes the memory from the array's first number on, with the array's
+# shape. Nothing warns, the file is valid, and load_file returns the wrong numbers. Up to 0.7.0
+# all four come back as they were. A converter that writes `w.T`, as those of GPT-2's checkpoints
+# do, makes a model of noise. Pass np.ascontiguousarray(w).
 set -euo pipefail
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

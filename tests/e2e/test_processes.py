@@ -223,7 +223,7 @@ for rank in (1, 0):
     tap.check(f"rank {rank} is stopped: the job ends after HCACHE_HANG_S, with a code and one message", until(lambda: s.p.poll() is not None) and
               s.p.returncode != 0 and "".join(s.log).count("has not answered for 2 s") == 1, (s.p.returncode, s.log[-3:]))
 
-# A rank is killed while state is being saved: what was reported committed before is there. A kill needs no disk, which is slow.
+# A rank is killed while state is saved: what was committed before is there. The store lies in memory, which is faster.
 memory = tempfile.TemporaryDirectory(prefix="hcache-processes.", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp)
 wrong, before, store = [], None, os.path.join(memory.name, "killed")
 for i in range(KILLS):

@@ -37,7 +37,7 @@
 #define FOR_STATE FOR_DTYPE
 #endif
 
-/* What K and V of bf16 state are converted to; other state is converted to f32. */
+/* The type of converted K and V if the state is bf16; other state is converted to f32. */
 enum { PAIRS = DTYPE_BF16 + 1 };
 
 struct attn_state {

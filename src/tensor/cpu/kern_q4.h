@@ -30,7 +30,8 @@ INLINE void half_sums(const int8_t *x, int32_t *sums)
         sums[i] = fours[i][0] + fours[i][1] + fours[i][2] + fours[i][3];
 }
 
-/* Writes what the x of a k-block give (q4.h).  Block b counts in steps of 2^-halved[b]. */
+/* Writes the factors of a rounded k-block to its row (q4.h).  The numbers of block b count steps of
+ * 2^-halved[b]. */
 INLINE void round_factors(float *at, const uint32_t *halved)
 {
     int32_t base[QUANT_PER_K_BLOCK], zero[QUANT_PER_K_BLOCK], h[2 * QUANT_PER_K_BLOCK],
@@ -463,8 +464,8 @@ INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
 }
 
 /* Widens a panel's k-block. w gets the groups, `step` bytes apart, in order of k. d and m get the
- * blocks' values, `f_step` floats apart (block_scales). For q4_k, m gets what add_minimums
- * reads. */
+ * scales and minimums of the blocks, `f_step` floats apart (block_scales). For q4_k, add_minimums
+ * reads m. */
 INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                         size_t step, float *d, float *m, size_t f_step)
 {

@@ -12,10 +12,9 @@ float ref_flush(float f)
     return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
 }
 
-/* A result just below 2^-126 counts as
- * subnormal although fmaf rounds it up to 2^-126, because the instruction rounds to 24 bits before
- * it checks. Scaled by 2^64, fmaf rounds to 24 bits as well. Neither the scaled smaller factor nor
- * the scaled acc can overflow. */
+/* A result just below 2^-126 counts as subnormal although fmaf rounds it up to 2^-126, because the
+ * instruction rounds to 24 bits before it checks. Scaled by 2^64, fmaf rounds to 24 bits as well.
+ * Neither the scaled smaller factor nor the scaled acc can overflow. */
 float ref_fma_flushed(float x, float y, float acc)
 {
     float r = fmaf(x, y, acc);
