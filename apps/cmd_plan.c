@@ -25,7 +25,6 @@
 #include "model/share.h"
 #include "restore/pipeline.h"
 #include "restore/plan.h"
-#include "engine/read_buffer.h"
 #include "apps/timeline.h"
 #include "restore/profile.h"
 #include "restore/save_kinds.h"
@@ -471,24 +470,6 @@ static void print_states(const struct plan_args *a, const struct platform *p)
         read_s * 1e3, read_s / replay_s, replay_s * 1e3);
 }
 
-/* Prints how much must be read before the new tokens begin, so that they never wait for keys and
- * values. */
-static void print_read_buffer(const struct plan_args *a, const struct platform *p)
-{
-    double rate = platform_io_bytes_per_s(p, a->tier);
-    double load_s = p->n_layers * platform_io_s(p, a->tier, a->history, RECORD_KV);
-    double prefill_s = p->n_layers * platform_prefill_s(p, a->history, a->n_new);
-    double bytes = read_buffer_bytes(rate, load_s, prefill_s);
-    int n = read_buffer_layers(bytes, rate, load_s, p->n_layers);
-    if (a->n_new == 0 || bytes == 0)
-        return;
-    printf("read buffer for keys and values: %.3g MB, %d of %d layers; with it the new "
-           "tokens take %.1f ms instead of %.1f\n\n",
-           bytes * 1e-6, n, p->n_layers,
-           1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, n),
-           1e3 * read_buffer_makespan_s(load_s, prefill_s, p->n_layers, 0));
-}
-
 static void print_human(const struct plan_args *a, const struct platform *p,
                         const struct row *row, const struct pipeline *lanes)
 {
@@ -496,7 +477,6 @@ static void print_human(const struct plan_args *a, const struct platform *p,
     print_head(a, p);
     print_gathers(a, p);
     print_states(a, p);
-    print_read_buffer(a, p);
     printf("%-18s %-24s %10s %8s %8s %13s\n", "method", "layers", "ms", "to auto", "bubble",
            "stored/token");
     for (int i = 0; i < N_COMPARED; i++)

@@ -149,8 +149,7 @@ static const char *const engine_directs[] = {"auto", "on", "off", NULL};
      .help = "seconds without a fetch after which the remote drops state"}
 #define OPT_PREFETCH(s)                                                                    \
     {"prefetch", OPT(s, engine.o.prefetch), .choices = engine_graphs, .def = "on",         \
-     .help = "read state of waiting requests ahead: into --dram, or, for the " \
-             "next two requests, into the staging memory of restores"}
+     .help = "read state of waiting requests ahead, into --dram"}
 #define OPT_PACK(s)                                                                        \
     {"pack", OPT(s, engine.o.pack), .choices = engine_packs, .def = "auto",                \
      .help = "pack saved state without loss, to about two thirds of its bytes; auto: "      \

@@ -104,7 +104,7 @@ class Run:
             with self.lock:
                 self.rows.append({"attainable": attainable, "cached": min(cached // CHUNK * CHUNK, attainable),
                                   "after": i >= a.requests // 2, "ttft": r["timings"]["ttft_ms"],
-                                  "dram": r["timings"]["dram_tokens"], "staged": r["timings"]["staged_bytes"],
+                                  "dram": r["timings"]["dram_tokens"],
                                   "miss": r["timings"]["miss"]})
 
     def half(self, begin, end):
@@ -132,7 +132,7 @@ def run(arm, _):
     got, could = sum(r["cached"] for r in after), sum(r["attainable"] for r in after)
     print(f"  {arm}: {cached} of {attainable} attainable tokens came back ({cached / attainable:.1%}); after the kill "
           f"{got} of {could} ({got / could:.1%}); median TTFT {statistics.median(r['ttft'] for r in rows):.1f} ms; from DRAM "
-          f"{sum(r['dram'] for r in rows)} tokens, staged {sum(r['staged'] for r in rows) / 1e6:.1f} MB", flush=True)
+          f"{sum(r['dram'] for r in rows)} tokens", flush=True)
     for why, n in collections.Counter(r["miss"] for r in rows if r["cached"] < r["attainable"]).most_common(3):
         print(f"    {n} times less than attainable: {why}", flush=True)
     return {"share": cached / attainable, "after": got / could, "ttft": statistics.median(r["ttft"] for r in rows)}

@@ -131,8 +131,7 @@ for share in [float(x) for x in a.shares.split(",")]:
             ttft = statistics.median(x["ttft_ms"] for x in t) * 1e-3
             median[mode].append(ttft)
             print(f"  load/service {share}, {rate / 1e6:.0f} MB/s, prefetch {mode}: median TTFT {ttft:.2f} s, from DRAM "
-                  f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, staged "
-                  f"{sum(x['staged_bytes'] for x in t) / 1e6:.0f} of {sum(x['restore_bytes'] for x in t) / 1e6:.0f} MB, never used "
+                  f"{sum(x['dram_tokens'] for x in t)} of {sum(x['restored_tokens'] for x in t)} tokens, never used "
                   f"{s.metric('dram_promotions_unused_total'):.0f}, no room {s.metric('dram_full_total'):.0f}; processor time "
                   f"{used[0]:.1f} s and the system's {used[1]:.1f} s; started in {start_s:.1f} s", flush=True)
             s.stop()

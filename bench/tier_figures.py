@@ -4,7 +4,6 @@
 
   bench/tier_figures.py MODEL pair       the second of two requests: how much of its load is hidden
                                          behind the first, and the first's time between tokens;
-                                         --dram 0: by staging
   bench/tier_figures.py MODEL beside     the cost to the first request of reading ahead for a second
                                          one: time between its tokens, on two servers that take
                                          turns, so that other work hits both
@@ -79,11 +78,11 @@ def pair(folder):
             t.join()
         s.stop()
         return {"first": out[0]["per_token_ms"], "load": out[1]["restore_ms"] if out[1] else 0,
-                "dram": out[1]["dram_tokens"] if out[1] else 0, "staged": out[1]["staged_bytes"] if out[1] else 0}
+                "dram": out[1]["dram_tokens"] if out[1] else 0}
     r = by_turns(["on", "off", "alone", "alone again"], a.rounds, run)
     on, off = median(r["on"], "load"), median(r["off"], "load")
     print(f"the second's load: {off:.1f} ms without reading ahead, {on:.1f} ms with it: {1 - on / off:.1%} hidden "
-          f"({median(r['on'], 'dram'):.0f} tokens from DRAM, {median(r['on'], 'staged') / 1e6:.1f} MB from staging)")
+          f"({median(r['on'], 'dram'):.0f} tokens from DRAM)")
     alone = median(r["alone"], "first")
     for arm in ("alone again", "off", "on"):
         print(f"the first's time between tokens, {arm}: {median(r[arm], 'first'):.2f} ms, alone {alone:.2f}: "
@@ -123,14 +122,14 @@ def beside(folder):
         time.sleep(0.02)
         second = servers[arm].ask(prompts[i + 1], 1)
         first.join()
-        return {"first": out[0]["per_token_ms"], "staged": second["staged_bytes"], "dram": second["dram_tokens"],
+        return {"first": out[0]["per_token_ms"], "dram": second["dram_tokens"],
                 "load": second["restore_ms"]}
     r = by_turns(["on", "off"], a.rounds, run)
     for s in servers.values():
         s.stop()
     on, off = median(r["on"], "load"), median(r["off"], "load")
     print(f"the second's load: {off:.1f} ms without reading ahead, {on:.1f} ms with it: {1 - on / off:.1%} hidden")
-    print(f"{median(r['on'], 'staged') / 1e6:.1f} MB staged, {median(r['on'], 'dram'):.0f} tokens from DRAM")
+    print(f"{median(r['on'], 'dram'):.0f} tokens from DRAM")
     print_ratios("the first's time between tokens, reading ahead for the second over not", r["on"], r["off"])
 
 

@@ -183,9 +183,8 @@ struct hcache_opts {
     int remote_timeout_s;
     /* seconds without a fetch after which the Redis drops state; 0: seven days */
     int remote_ttl_s;
-    /* "on" or NULL: chunks of waiting requests are read ahead, into DRAM copies if there are any,
-     * else into the staging memory of restores for the next two requests.  "off": nothing is read
-     * ahead. */
+    /* "on" or NULL: with DRAM copies, chunks of waiting requests are read ahead into them. "off":
+     * nothing is read ahead. */
     const char *prefetch;
     /* Guesses of the next tokens, which are computed beside the token before them and count where
      * they are right; answers stay the same, bit for bit. "auto" or NULL: as many as make answers
@@ -670,9 +669,7 @@ struct hcache_result {
     uint64_t restored_dram_bytes;
     /* Part of restored_bytes that the system's page cache had: no disk was read. */
     uint64_t restored_page_cache_bytes;
-    int dram_tokens; /* cached tokens whose state came from DRAM copies alone */
-    /* part of restored_bytes that was read while the request waited (hcache_opts.prefetch) */
-    uint64_t restored_staged_bytes;
+    int dram_tokens;   /* cached tokens whose state came from DRAM copies alone */
     int remote_tokens; /* tokens fetched from the remote into the store for this request */
     char miss[200];    /* reason why no more tokens were restored */
     /* first token of the prompt that differs from a saved one; 0: unknown, or there is none */
@@ -1014,9 +1011,6 @@ struct hcache_stats {
     uint64_t layers_recompute, layers_hidden, layers_kv;
     /* restores that switched between kinds of records between two layers */
     uint64_t n_replanned;
-    /* restores that read ahead while their requests waited, and the part of them whose bytes were
-     * used */
-    uint64_t n_staged, n_staged_used;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests for which less was restored than possible */
     /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the

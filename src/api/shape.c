@@ -331,7 +331,6 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
     json_put_string(o, "restore_source", r->tier);
     json_put_int(o, "dram_tokens", r->dram_tokens);
     json_put_int(o, "page_cache_bytes", (int64_t)r->restored_page_cache_bytes);
-    json_put_int(o, "staged_bytes", (int64_t)r->restored_staged_bytes);
     json_put_int(o, "remote_tokens", r->remote_tokens);
     json_put_int(o, "prefilled_tokens", n_computed(ch, r->cached_tokens));
     json_put_ms(o, "prefill_ms", t->prefill_ms);

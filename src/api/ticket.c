@@ -142,7 +142,6 @@ static void describe_restore(struct hcache_result *r, const struct outcome *o,
     r->restored_bytes = o->restore.read_bytes;
     r->restored_dram_bytes = o->restore.dram_bytes;
     r->restored_page_cache_bytes = o->restore.page_cache_bytes;
-    r->restored_staged_bytes = o->restore.staged_bytes;
     int restored = r->cached_tokens - r->device_tokens;
     /* A truncated context may have cached tokens that no restored view contains. They count as
      * tokens from DRAM if all restored bytes came from DRAM. */

@@ -67,7 +67,7 @@ struct engine_opts {
     size_t staging_bytes;  /* staging memory of restores */
     int64_t rest_ns;       /* as in restore_pipeline_opts */
     enum restore_direct direct;
-    /* State that waiting requests need is read ahead: into the DRAM tier, or into staging. */
+    /* State that waiting requests need is read ahead into the DRAM tier, if there is one. */
     bool fetches;
     enum placement_kind policy; /* which unused block of the KV pool is evicted first */
     /* Most guesses of a sequence in a step (guess.h), at most GUESS_MOST; 0: none are made. Only on
@@ -159,9 +159,6 @@ struct engine_stats {
     uint64_t recovered_tokens, recomputed_tokens;
     /* Restores that changed a layer's kind of record while they ran. */
     uint64_t n_replanned;
-    /* Restores that began to read before their sequence had a place, and how many of these restores
-     * continued when it had one. */
-    uint64_t n_staged, n_staged_used;
     uint64_t n_stairs;  /* times that the window of a truncated context moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */

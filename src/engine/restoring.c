@@ -24,7 +24,6 @@
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "engine/schedule.h"
-#include "engine/staging.h"
 #include "engine/stairs.h"
 #include "restore/dram_tier.h"
 #include "restore/pipeline.h"
@@ -140,16 +139,11 @@ static uint8_t records_of(const struct store_hit *hits, int c, int l)
                      (store_mask_has(&hits[c].mask, l, STORE_KV) ? PLAN_HAS_KV : 0));
 }
 
-/* Finds the chunks that have copies in DRAM. If is_ahead is set, all chunks count as copied.
- * Returns the tier of the copies. */
-static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits,
-                       bool is_ahead)
+/* Finds the chunks that have copies in DRAM. Returns the tier of the copies. */
+static int find_copies(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
     bool any = false;
-    if (is_ahead)
-        memset(g->in_dram, true, (size_t)n_hits * sizeof *g->in_dram);
-    else
-        store_in_dram(g->shared->store, hits, n_hits, g->in_dram);
+    store_in_dram(g->shared->store, hits, n_hits, g->in_dram);
     for (int c = 0; c < n_hits; c++)
         any |= g->in_dram[c];
     return any ? dram_tier(g->o.platform) : 0;
@@ -172,7 +166,7 @@ static void range_add(const struct restore_phase *g, struct plan_range *range,
  * common, each is restored from its own kind. */
 static int make_one_range(struct restore_phase *g, const struct store_hit *hits, int n_hits)
 {
-    int tier = find_copies(g, hits, n_hits, false);
+    int tier = find_copies(g, hits, n_hits);
     for (int l = 0; l < config_n_keeping(&g->shared->model->cfg); l++) {
         uint8_t all = PLAN_HAS_H | PLAN_HAS_KV, any = 0;
         bool each = true;
@@ -200,15 +194,14 @@ static bool is_packed(const struct plan_range *r)
 /* Merges neighbouring chunks with equal records in the same tier, packed or not, into ranges.
  * Returns their number. Reading from DRAM costs nothing.  So keys and values are the best kind in
  * DRAM, also where the disk's chunks use the other kind: each tier has its own letter
- * (docs/RESTORATION.md). A forced plan uses the same kind in both tiers. Chunks that are read ahead
- * count as read. A snapshot stands behind the first n_snapshot chunks, so of these the recurrent
- * layers need nothing but their states. */
+ * (docs/RESTORATION.md). A forced plan uses the same kind in both tiers. A snapshot stands behind
+ * the first n_snapshot chunks, so of these the recurrent layers need nothing but their states. */
 static int make_ranges(struct restore_phase *g, const struct store_hit *hits, int n_hits,
-                       int n_snapshot, bool is_forced, bool is_ahead)
+                       int n_snapshot, bool is_forced)
 {
     const struct model_config *cfg = &g->shared->model->cfg;
     int n_layers = config_n_keeping(&g->shared->model->cfg), n = 0;
-    int dram = find_copies(g, hits, n_hits, is_ahead);
+    int dram = find_copies(g, hits, n_hits);
     for (int c = 0; c < n_hits; c++) {
         int tier = g->in_dram[c] ? dram : 0;
         uint8_t *mask = g->masks + (size_t)n * (size_t)n_layers;
@@ -266,9 +259,8 @@ static int plan_ranges(struct restore_phase *g, struct seq *s, struct plan_reque
 }
 
 int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
-                      const struct restore_plan_ask *ask, int *n_chunks)
+                      int first, bool beside_decodes, int *n_chunks)
 {
-    int first = ask->first;
     struct plan_request req = {.n_layers = config_n_keeping(&g->shared->model->cfg),
                                .fused = !s->req->restore_first,
                                .fused_tokens = g->o.max_rows,
@@ -276,7 +268,7 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
                                .window = {.layers = g->shared->model->cfg.windowed,
                                           .tokens = g->shared->model->cfg.sliding_window}};
     int rc = 0;
-    if (ask->beside_decodes)
+    if (beside_decodes)
         beside_slow(&req);
     if (seq_plan(s) != NULL)
         rc = plan_mode_parse(seq_plan(s), &req, &s->out.err);
@@ -285,9 +277,9 @@ int restore_plan_make(struct restore_phase *g, struct seq *s, const struct resto
     bool is_forced = seq_is_forced(s), may_replan;
     int n_snapshot = f->n_snapshot <= n_hits ? f->n_snapshot : 0;
     do { /* a plan that ends before the snapshot cannot use it */
-        int n_ranges = s->view.cut > 0 ? make_one_range(g, f->hits + first, n)
-                                       : make_ranges(g, f->hits + first, n, n_snapshot,
-                                                     is_forced, ask->is_ahead);
+        int n_ranges = s->view.cut > 0
+                           ? make_one_range(g, f->hits + first, n)
+                           : make_ranges(g, f->hits + first, n, n_snapshot, is_forced);
         for (int i = 0; i < n_ranges; i++)
             g->ranges[i].state_share = f->snapshot_share;
         if (rc == 0)
@@ -328,6 +320,7 @@ struct restore_job restore_plan_job(const struct restore_phase *g, const struct 
     return (struct restore_job){.n_chunks = s->n_planned,
                                 .first_chunk = first,
                                 .tokens = s->view.tokens,
+                                .table = &s->table,
                                 .plan = &s->out.plan,
                                 .takes_kv = is_forced || s->view.cut > 0 ? NULL
                                                                          : g->in_dram,
@@ -394,15 +387,10 @@ static void judge_stall(struct seq *s)
              (double)r->total_ns * 1e-6, ends[e]);
 }
 
-/* Corrects the platform by the times that the restore of s took. A staged restore teaches nothing.
- * Its reads ran beside decodes, two groups at a time, and stopped for other restores, so their
- * time is not the disk's. Its compute found parked groups ready, in another order than the
- * plan's. */
+/* Corrects the platform by the times that the restore of s took. */
 static void teach(struct platform *p, const struct seq *s)
 {
     const struct restore_result *r = &s->out.restore;
-    if (s->staging.is_placed)
-        return;
     /* The compute lane waits while fused prefill runs, so prefill counts as waiting. */
     const struct correction_observed o = {.io_s = (double)r->io_ns * 1e-9,
                                           .compute_s = (double)r->compute_ns * 1e-9,
@@ -433,13 +421,12 @@ void restore_report(struct platform *p, struct seq *s, int n_hits)
     judge_stall(s);
     tell_changed(s, r);
     s->shared->stats.n_replanned += r->n_replanned > 0;
-    bool is_judged = !s->has_first && !s->staging.is_placed;
-    if (is_judged)
+    if (!s->has_first)
         judge_prediction(s);
     tell_miss(s, r, n_hits);
     if (r->n_tokens <= s->n_done)
         s->out.plan.n_layers = 0;
-    else if (is_judged)
+    else if (!s->has_first)
         s->shared->stats.n_surprises[s->out.surprise]++;
 }
 
@@ -472,10 +459,8 @@ int restore_phase_init(struct restore_phase *g, const struct restore_phase_opts 
                                        .fingerprint = sh->fingerprint,
                                        .max_tokens = m->max_ctx};
     int rc = restore_pipeline_create(&ro, &g->pipeline, err);
-    bool reads_ahead = rc == 0 && o->fetches;
-    bool has_copies = reads_ahead && restore_pipeline_fetches(g->pipeline);
-    sh->fetcher = has_copies ? g->pipeline : NULL;
-    g->stages = reads_ahead && !has_copies && store_is_on_disk(sh->store);
+    bool fetches = rc == 0 && o->fetches && restore_pipeline_fetches(g->pipeline);
+    sh->fetcher = fetches ? g->pipeline : NULL;
     sh->platform = o->platform;
     if (rc == 0 && o->measure_ahead && restore_plan_must_measure(g))
         restore_pipeline_measure(g->pipeline);
@@ -593,37 +578,15 @@ static void tell_found(struct seq *s, const struct restore_found *f)
     s->out.r.remote_tokens += f->n_remote * STORE_CHUNK_TOKENS;
 }
 
-/* Continues the staged restore of s: WAIT -> RESTORE. */
-static void go_on_staged(struct restore_phase *g, struct seq *s)
-{
-    int n_planned = s->n_planned;
-    seq_enter_restore(s);
-    s->n_planned = n_planned;
-    /* The staged restore has only looked up so far. It continues like a restore that begins now. */
-    if (n_planned == 0)
-        return;
-    const struct restore_found *f = restore_found(s->restore);
-    tell_found(s, f);
-    s->recompute_s = restore_plan_price_s(g, s, restore_plan_tokens(f, n_planned));
-    s->staging.is_placed = true;
-    restore_place(s->restore, &s->table);
-}
-
 void restore_phase_begin(struct restore_phase *g, struct seq *s)
 {
     const char *why = restore_phase_why_not(s);
     if (why != NULL) {
-        staging_end(g, s);
         snprintf(s->out.r.miss, sizeof s->out.r.miss, "%s", why);
         seq_enter_prefill(s);
         return;
     }
     upcoming_fetch_no_more(s);
-    if (staging_is_usable(g, s)) {
-        go_on_staged(g, s);
-        return;
-    }
-    staging_end(g, s);
     seq_enter_restore(s);
     restore_phase_find(g, s);
 }
@@ -654,8 +617,7 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
     }
     restore_plan_measured(g, f);
     int first = s->n_done / STORE_CHUNK_TOKENS;
-    const struct restore_plan_ask ask = {first, beside_decodes, false};
-    int rc = restore_plan_make(g, s, f, &ask, &s->n_planned);
+    int rc = restore_plan_make(g, s, f, first, beside_decodes, &s->n_planned);
     s->out.r.timings.plan_ms = clock_ms(clock_now_ns() - t0);
     if (rc != 0) {
         seq_fail(s, rc, NULL);
@@ -670,7 +632,6 @@ static void start(struct restore_phase *g, struct seq *s, const struct restore_f
         end(g, s, n_hits);
     } else {
         struct restore_job job = restore_plan_job(g, s, first);
-        job.table = &s->table;
         s->recompute_s = restore_plan_price_s(g, s, restore_plan_tokens(f, s->n_planned));
         restore_start(s->restore, &job);
     }

@@ -22,8 +22,7 @@ struct restore_phase_opts {
     size_t staging_bytes;
     int64_t rest_ns;
     enum restore_direct direct;
-    /* State that waiting sequences need is read ahead: into the store's DRAM tier, or into
-     * staging if there is no tier. */
+    /* State that waiting sequences need is read ahead into the store's DRAM tier. */
     bool fetches;
     struct remote *remote; /* NULL: there is no remote */
     int max_rows;          /* rows of one forward pass */
@@ -33,7 +32,6 @@ struct restore_phase {
     struct restore_phase_opts o;
     struct seq_shared *shared;
     struct restore_pipeline *pipeline; /* NULL: there is no store, so nothing is restored */
-    bool stages; /* the next waiting sequences may own staging (staging.h) */
     struct fused fused;
     /* Compute time that restores may still take beside decodes. */
     struct beside_credit credit;
@@ -108,19 +106,14 @@ double restore_plan_price_s(const struct restore_phase *g, const struct seq *s,
 /* Returns whether replaying all stairs is predicted to be faster than the planned restore. */
 bool restore_plan_is_slower(const struct restore_phase *g, const struct seq *s);
 
-struct restore_plan_ask {
-    int first;           /* chunks that the device already has */
-    bool beside_decodes; /* other sequences will decode while this one restores */
-    /* True if all reads are made ahead and so cost nothing. Never set for a truncated context. */
-    bool is_ahead;
-};
-/* Plans the restore of the found chunks behind the first ask->first, which are on the device. The
- * plan goes to s->out. *n_chunks counts the chunks on the device and the planned ones; 0: nothing
- * is restored. Returns 0 or an error, whose message is in s->out.err. */
+/* Plans the restore of the found chunks behind the first `first`, which are on the device.
+ * beside_decodes: other sequences decode meanwhile. The plan goes to s->out. *n_chunks counts the
+ * chunks on the device and the planned ones; 0: nothing is restored. Returns 0 or an error, whose
+ * message is in s->out.err. */
 int restore_plan_make(struct restore_phase *g, struct seq *s, const struct restore_found *f,
-                      const struct restore_plan_ask *ask, int *n_chunks);
-/* Returns the job that carries out the plan of s, without a block table. It points into s and g,
- * and is valid until the next plan. */
+                      int first, bool beside_decodes, int *n_chunks);
+/* Returns the job that carries out the plan of s. It points into s and g, and is valid until the
+ * next plan. */
 struct restore_job restore_plan_job(const struct restore_phase *g, const struct seq *s,
                                     int first);
 

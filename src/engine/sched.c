@@ -174,19 +174,6 @@ static void admit(struct decision *d)
     }
 }
 
-int sched_next(const struct sched_req *req, const struct sched_choice *choice,
-               const int *order, int n, int most, int *next)
-{
-    int found = 0;
-    for (int k = 0; k < n && found < most; k++) {
-        int i = order[k];
-        if (req[i].phase == SCHED_WAITING && choice[i].what == SCHED_NOTHING &&
-            !req[i].is_held && req[i].after < 0)
-            next[found++] = i;
-    }
-    return found;
-}
-
 double sched_wait_s(int n_waiting, int n_running, double held_s)
 {
     return (n_waiting + 1) * held_s / MAX(n_running, 1);

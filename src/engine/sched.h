@@ -93,12 +93,6 @@ struct sched_choice {
 void sched_decide(const struct sched_limits *l, const struct sched_req *req, int n,
                   int *order, struct sched_choice *choice);
 
-/* Finds the first requests in rank order, at most `most`, that still wait after the decision.
- * Leaves out requests that are held or that wait for another with the same beginning. Returns
- * how many; next[] gets their indices. */
-int sched_next(const struct sched_req *req, const struct sched_choice *choice,
-               const int *order, int n, int most, int *next);
-
 /* Estimates how long a newcomer waits for a place after n_waiting others, if n_running requests
  * hold their places for held_s each. */
 double sched_wait_s(int n_waiting, int n_running, double held_s);

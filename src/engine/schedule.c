@@ -14,7 +14,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "engine/sched.h"
-#include "engine/staging.h"
 #include "engine/stairs.h"
 #include "restore/dram_tier.h"
 #include "save/snapshots.h"
@@ -370,7 +369,6 @@ static void begin(struct schedule *c, struct seq *s)
         restore_phase_begin(c->restores, s);
         return;
     }
-    staging_end(c->restores, s);
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.r.cached_tokens = seq_tokens_done(s);
@@ -404,49 +402,6 @@ static void admit(struct schedule *c, struct seq *s)
             s->req->on_admit(s->req->arg);
     }
     begin(c, s);
-}
-
-/* --- reading ahead ---------------------------------------------------------------------------- */
-
-/* Begins or advances staging, unless another sequence is about to bring the same chunks onto the
- * device. */
-static void stage(struct schedule *c, int i, int n_live, bool beside_decodes)
-{
-    struct seq *s = c->seqs[i];
-    int n_unused;
-    if (s->restore != NULL)
-        staging_step(c->restores, s, beside_decodes);
-    if (!staging_may_begin(c->restores, s))
-        return;
-    for (int k = 0; k < n_live; k++)
-        c->prompt[k] = describe_prompt(c->seqs[k]);
-    int n_known = seq_find_known(s, &n_unused);
-    if (lead_find(c->prompt, n_live, i, n_known) >= 0)
-        staging_leave_out(s);
-    else
-        staging_begin(c->restores, s, n_known);
-}
-
-/* Gives staging to the next waiting sequences, and takes it from sequences that are no longer next.
- * One of the present decodes will have ended when the next sequence gets a place, so only a second
- * decode counts. */
-static void stage_next(struct schedule *c, int n_live)
-{
-    int next[STAGING_SEQS];
-    bool beside = seq_count(schedule_list(c), PHASE_DECODE) > 1;
-    if (!c->restores->stages)
-        return;
-    int n = sched_next(c->view, c->choice, c->order, n_live, STAGING_SEQS, next);
-    for (int i = 0; i < n_live; i++) {
-        bool is_next = false;
-        for (int k = 0; k < n; k++)
-            is_next |= next[k] == i;
-        struct seq *s = c->seqs[i];
-        if (s->phase == PHASE_WAIT && s->restore != NULL && !is_next)
-            staging_end(c->restores, s);
-    }
-    for (int k = 0; k < n; k++)
-        stage(c, next[k], n_live, beside);
 }
 
 /* --- the step --------------------------------------------------------------------------------- */
@@ -545,5 +500,4 @@ void schedule_step(struct schedule *c)
         }
     }
     upcoming_fetch((struct seq_list){c->seqs, n});
-    stage_next(c, n);
 }

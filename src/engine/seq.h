@@ -17,8 +17,7 @@
  * Invariants:
  * 1. The KV cache holds positions [0, n_done) of the view (view.h). Tokens [0, n_tokens) are
  *    known. In a decoding sequence all tokens but the last are done.
- * 2. A waiting sequence holds no place and no blocks. It may have a staged restore (staging.h):
- *    its `restore` is then not NULL. DONE is final.
+ * 2. A waiting sequence holds no place, no blocks and no restore. DONE is final.
  * 3. seq.c alone writes the phase, in one function that ends the program at a transition that is
  *    not drawn. Scheduling, restoring and fused prefill request transitions through the functions
  *    below.
@@ -36,7 +35,6 @@
 #include "engine/view.h"
 #include "grammar/form.h"
 #include "restore/correction.h"
-#include "engine/read_buffer.h"
 #include "store/chain.h"
 
 enum phase { PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE, PHASE_DONE, PHASES };
@@ -78,16 +76,6 @@ struct seq_upcoming {
     bool is_pool_told;     /* the KV pool knows the announcement */
     bool is_fetch_decided; /* whether to fetch ahead has been decided */
     bool is_fetched_for;   /* the fetcher was asked for the chunks */
-};
-
-/* Decision about reading ahead for a waiting sequence (staging.h). */
-struct seq_staging {
-    bool is_decided; /* whether to stage the sequence's restore has been decided */
-    /* The restore was staged, and continues now that the sequence has its place. */
-    bool is_placed;
-    int first;               /* chunks that the KV pool held when the restore was planned */
-    struct read_ahead ahead; /* prediction for that restore */
-    uint64_t bytes;          /* bytes that the restore reads in all */
 };
 
 /* What could follow the last known token of a decoding sequence. */
@@ -161,7 +149,6 @@ struct seq {
     struct kv_table table;
     /* The sequence's restore, between restore_find and restore_end; else NULL. */
     struct restore *restore;
-    struct seq_staging staging;
     /* Chunks that the restore brings back; 0: the restore is not planned yet. */
     int n_planned;
     /* Time in seconds to compute the tokens of those chunks instead. 0: the restore must wait for

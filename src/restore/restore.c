@@ -711,8 +711,6 @@ static void unlink_restore(struct restore_pipeline *rr, struct restore *r)
     while (*p != r)
         p = &(*p)->next;
     *p = r->next;
-    for (struct group *g; (g = group_get(&r->parked)) != NULL;)
-        restore_group_done(rr, g);
     for (struct group *g; (g = group_get(&r->early)) != NULL;)
         restore_group_done(rr, g);
     struct group_list ready = rr->ready;
@@ -778,7 +776,6 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->direct_bytes = r->direct_bytes;
     out->dram_bytes = r->dram_bytes;
     out->page_cache_bytes = r->page_cache_bytes;
-    out->staged_bytes = r->staged_bytes;
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     fill_parts(r, shared_load(&r->n_good), out);
     out->io_ns = r->io_ns;

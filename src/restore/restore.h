@@ -20,10 +20,6 @@
  * restore_pipeline_wait. restore_end may be called at any moment, also while reads hang: it does
  * not wait for them.
  *
- * A restore may be staged before its context has blocks: restore_stage reads ahead,
- * restore_place gives the restore its blocks. Until then the compute lane does not touch it, and
- * no record is checked.
- *
  * The unit of I/O is a *group*: up to RESTORE_GROUP_CHUNKS consecutive chunks of one layer whose
  * records are of one kind. A slot of staging memory holds one group; the number of slots bounds
  * the reads in flight. Work items may come in any order and any size: each writes its own
@@ -223,18 +219,6 @@ bool restore_is_done(struct restore *r);
  * through them. Returns 0 once a chunk or a snapshot was lost. */
 int restore_layers_ready(const struct restore *r);
 
-/* Begins a staged restore: one that has found its chunks reads *ahead of its place*. The job has no
- * table yet. Up to about `bytes` are read and stay in staging memory. Staged restores read while no
- * restore with a place wants the disk, two groups at a time, and leave a quarter of the slots to
- * restores with a place. */
-void restore_stage(struct restore *r, const struct restore_job *job, uint64_t bytes);
-/* Returns how many groups all staged restores together may own. */
-int restore_stage_groups(const struct restore_pipeline *r);
-/* Returns whether a look-up would find all chunks of the restore again. */
-bool restore_stands(const struct restore *r);
-/* Gives a staged restore its blocks. From now on it is a started restore that keeps its reads. */
-void restore_place(struct restore *r, const struct kv_table *table);
-
 /* Consecutive restored chunks whose records came from the same places. */
 enum { RESTORE_PARTS = 8 };
 struct restore_part {
@@ -259,10 +243,9 @@ struct restore_result {
      * the last one is the rest and has all places of the rest. */
     struct restore_part part[RESTORE_PARTS];
     int n_parts;
-    uint64_t staged_bytes; /* part of read_bytes: read before the restore had its place */
-    int64_t total_ns;      /* from restore_start, or restore_place, to the end */
-    int64_t compute_ns;    /* time that the compute lane worked for this restore */
-    int64_t io_ns;         /* time with at least one read of this restore in flight */
+    int64_t total_ns;   /* from restore_start to the end */
+    int64_t compute_ns; /* time that the compute lane worked for this restore */
+    int64_t io_ns;      /* time with at least one read of this restore in flight */
     /* Time that the caller spent in restore_pipeline_wait during the restore. */
     int64_t wait_ns;
     /* Time that the compute lane worked on new tokens during the restore. The caller sets it. */
@@ -295,7 +278,7 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
 
 /* Progress of the reads of a running restore. A read is a group of records. */
 struct restore_reads {
-    int64_t elapsed_ns; /* time since restore_start, or restore_place */
+    int64_t elapsed_ns; /* time since restore_start */
     /* Time since any read of the pipeline completed, while the store had a read to do; 0 if the
      * restore itself keeps the I/O thread waiting. */
     int64_t silent_ns;

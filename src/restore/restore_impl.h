@@ -7,13 +7,11 @@
  *   restore_race.c     recomputation that races reads which hang or crawl
  *   restore_direct.c   reads straight into device memory
  *   restore_up.c       copies from staging up to a device that has memory of its own
- *   restore_stage.c    reads ahead of the place, and when they may be made
  *
  * A group goes through these lists, and back to `free`:
  *
  *   usually          free -> (I/O thread) -> ready -> (compute lane: mine) -> free
  *   device memory    free -> (I/O thread) -> ready -> (compute lane: mine) -> leaving -> free
- *   staged restore   free -> (I/O thread) -> parked, until the restore has its place -> ready -> ..
  *
  * Invariants:
  * 1. The I/O thread owns a group and its slot from taking them until the last read is done. Then
@@ -95,7 +93,6 @@ enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 };
 enum restore_state {
     RESTORE_FINDING, /* the I/O thread looks up */
     RESTORE_FOUND,   /* the caller plans */
-    RESTORE_STAGED,  /* reads ahead and has no blocks */
     RESTORE_RUNNING,
     RESTORE_ABANDONED, /* ended while reads were in flight; the I/O thread frees it */
 };
@@ -120,14 +117,10 @@ struct restore {
     uint8_t *sources;
     int n_read;     /* groups that came back */
     bool *takes_kv; /* [job.n_chunks], or NULL: see restore_job; fixed while RUNNING */
-    struct group_list parked; /* STAGED: groups that have come back */
     /* Groups of recurrent layers that came back before the ones in front of them, and the next
      * chunk that each layer hands over (restore_hand_over). */
     struct group_list early;
     int n_handed[STORE_MAX_LAYERS];
-    uint64_t stage_left; /* STAGED: bytes that it may still request */
-    /* Part of read_bytes that was read before the restore got its place. */
-    uint64_t staged_bytes;
     struct restore_trace io_trace;
 
     /* The fields from here on are fixed once the state is FOUND. */
@@ -143,8 +136,7 @@ struct restore {
     /* NULL: the remote was not asked, or its chunks were already taken. */
     struct remote_fetch *fetch;
 
-    /* The fields from here on are fixed while STAGED or RUNNING, except that restore_place sets
-     * job.table. */
+    /* The fields from here on are fixed while RUNNING. */
     struct restore_job job;
     bool may_replan;
     struct layer_cost {
@@ -316,8 +308,7 @@ void restore_give_up(struct restore *r, const char *why);
 void restore_fail(struct restore *r, int rc, const char *why);
 /* Frees a restore that has nothing in flight and is in no list. */
 void restore_free(struct restore *r);
-/* [lock] Returns whether the I/O thread has something left to read. A staged restore is treated as
- * if it had its place. */
+/* [lock] Returns whether the I/O thread has something left to read. */
 bool restore_reads_remain(struct restore *r);
 /* [lock] Hands an arrived group over to the compute lane.  A recurrent layer's groups are handed
  * over in the order of their chunks: its state passes the tokens one after another. */
@@ -362,12 +353,6 @@ void restore_replan_read(struct restore *r, const struct group *g);
 /* Call on the compute lane's thread. Changes the kind of layers whose reads have not begun, if that
  * gains enough. */
 void restore_replan(struct restore *r);
-/* --- restore_stage.c --- */
-/* [lock] Returns whether a staged restore may read another group now. The caller has checked
- * that no restore with a place has reads left. */
-bool restore_may_stage(const struct restore_pipeline *rr);
-/* [lock] Call when g is about to be read: counts it against a staged restore's bytes. */
-void restore_stage_takes(struct restore *r, const struct group *g);
 /* --- restore_race.c (on the compute lane) --- */
 /* Notes the end of a recomputed piece in a race. n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);

@@ -2,10 +2,10 @@
  * hands groups on.
  *
  * It serves restores in the order of their beginning: look-ups first, then reads of the oldest
- * restore that has any left, as far as slots are free, then reads of staged restores. If no
- * restore wants the disk, it fetches state that waiting requests need into the store's DRAM
- * tier. restore_io_step does one of these and never waits. restore_io_wait sleeps on a reader
- * while reads are in flight, else on for_io. The compute lane never waits for this thread.
+ * restore that has any left, as far as slots are free. If no restore wants the disk, it fetches
+ * state that waiting requests need into the store's DRAM tier. restore_io_step does one of these
+ * and never waits. restore_io_wait sleeps on a reader while reads are in flight, else on for_io.
+ * The compute lane never waits for this thread.
  *
  * Chunks that the local store lacks are fetched from the remote while their look-up waits:
  *
@@ -424,9 +424,8 @@ struct good_chunks {
 
 static bool reads_remain(const struct restore *r, struct good_chunks good)
 {
-    bool has_job = r->state == RESTORE_RUNNING || r->state == RESTORE_STAGED;
-    if (!has_job || good.end <= r->job.first_chunk || good.first >= good.end ||
-        restore_must_rewind(r))
+    if (r->state != RESTORE_RUNNING || good.end <= r->job.first_chunk ||
+        good.first >= good.end || restore_must_rewind(r))
         return false;
     if (r->next_layer >= r->n_order)
         return false;
@@ -474,36 +473,19 @@ static void next_group(struct restore *r, struct group *g, struct good_chunks go
     r->next_chunk = c;
 }
 
-/* [lock] Returns the oldest restore that has a place and reads left, else the oldest staged one
- * that may read, else NULL. *good gets the chunks of that restore that are still to be read. */
-static struct restore *next_to_read(struct restore_pipeline *rr, struct good_chunks *good)
-{
-    struct restore *r;
-    for (r = rr->runs; r != NULL; r = r->next) {
-        *good = load_good(r);
-        if (r->state != RESTORE_STAGED && reads_remain(r, *good))
-            return r;
-    }
-    for (r = restore_may_stage(rr) ? rr->runs : NULL; r != NULL; r = r->next) {
-        *good = load_good(r);
-        if (r->state == RESTORE_STAGED && r->stage_left > 0 && reads_remain(r, *good))
-            return r;
-    }
-    return NULL;
-}
-
 /* [lock] Takes a group to be read. Returns NULL if no slot is free or no restore has reads left. */
 static struct group *take_group(struct restore_pipeline *rr)
 {
     struct good_chunks good = {0};
-    struct restore *r = next_to_read(rr, &good);
+    struct restore *r = rr->runs; /* the oldest that has reads left */
+    while (r != NULL && !reads_remain(r, good = load_good(r)))
+        r = r->next;
     struct group *g = r != NULL ? group_get(&rr->free) : NULL;
     if (g == NULL)
         return NULL;
     if (state_has_bug(STATE_BUG_TWO_READS))
         good.end = shared_load(&r->n_good);
     next_group(r, g, good);
-    restore_stage_takes(r, g);
     r->n_out++;
     g->t_issued = clock_now_ns();
     if (rr->n_in_flight++ == 0)
@@ -566,17 +548,12 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     restore_replan_read(r, g);
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
-    /* A staged restore's trace begins when the restore gets its place. */
-    restore_trace_add(&r->io_trace, MAX(g->t_issued, r->t_start), now, g->layer,
+    restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,
                       g->kind == STORE_HIDDEN ? 'H' : 'K');
     for (int i = 0; i < g->n_chunks; i++)
         count_read(r, g->first_chunk + i, &g->reads[i]);
     for (int i = 0; g->is_direct && i < g->n_chunks; i++)
         r->direct_bytes += g->reads[i].status == 0 ? g->reads[i].n_bytes : 0;
-    if (r->state == RESTORE_STAGED) {
-        group_put(&r->parked, g);
-        return NULL;
-    }
     if (r->state != RESTORE_ABANDONED) {
         restore_hand_over(rr, g);
         tell_compute(rr);

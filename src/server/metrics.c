@@ -145,12 +145,6 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
     metric(b, "counter", "restores_replanned_total",
            "Restores that changed the kind of record of some layers while they ran.",
            (double)st->n_replanned);
-    metric(b, "counter", "restores_staged_total",
-           "Restores that began to read before their request had a place.",
-           (double)st->n_staged);
-    metric(b, "counter", "restores_staged_used_total",
-           "Staged restores that were used when their request got its place.",
-           (double)st->n_staged_used);
     counts(b, "restore_stalls_total", "end",
            "Restores whose reads hung or crawled, by how they ended.", &st->stalls);
     metric(b, "counter", "restore_wait_seconds_total",

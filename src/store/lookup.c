@@ -212,18 +212,6 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held)
     return *held; /* the copy has the records that the first look-up found */
 }
 
-bool store_hits_stand(struct store *s, const struct store_hit *hits, int n)
-{
-    bool stand = true;
-    pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < n; i++) {
-        const struct chunk_node *node = hits[i].impl;
-        stand = stand && node->n_live > 0 && !node->doomed;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return stand;
-}
-
 /* [lock] Pins the longest stored beginning of keys[0..n). Returns its length. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
                      struct store_hit *hits, enum store_miss *miss, char *why,

@@ -344,11 +344,6 @@ bool store_has_files(const struct store *s)
     return s->home.lock_file != NULL && io_file_fd(s->home.lock_file) >= 0;
 }
 
-bool store_is_on_disk(const struct store *s)
-{
-    return s->ledger.index != NULL;
-}
-
 int64_t store_stuck_ns(const struct store *s)
 {
     return s->home.stuck_ns;

@@ -329,10 +329,6 @@ bool store_has_unpacked(struct store *s, const struct store_hit *hit);
  * read it. */
 struct store_hit store_hold(struct store *s, const struct store_hit *held);
 
-/* Returns whether a lookup would still find all of these hits, which the caller holds: none of
- * their chunks was erased, condemned or superseded meanwhile. */
-bool store_hits_stand(struct store *s, const struct store_hit *hits, int n);
-
 /* Finds the longest stored partial chunk behind `parent` whose tokens are tokens[0..*n_found), with
  * *n_found <= n_tokens < 64. Returns false if there is none. *key is its key; look it up as the
  * last key of a chain. */
@@ -682,8 +678,6 @@ struct store_place {
 /* Returns whether the store's records are in files that the caller can read itself. They are not if
  * the store is in memory, on a simulated disk, or throttled. */
 bool store_has_files(const struct store *s);
-/* Returns whether the store's chunks lie in directories, not in memory. */
-bool store_is_on_disk(const struct store *s);
 /* Fills in *out and the fields of *read that store_reader_submit would, except `bytes`. Check the
  * bytes with store_read_judge; of a sealed record that opens, the sum is form.checksum. Returns
  * non-zero if the read must be left to a store_reader, which then reports the reason. */

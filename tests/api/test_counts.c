@@ -210,8 +210,6 @@ static void figures_of_the_engine_are_copied(void **state)
 {
     struct counts c = {0};
     struct engine_stats e = {.n_replanned = 11,
-                             .n_staged = 12,
-                             .n_staged_used = 13,
                              .n_stairs = 14,
                              .n_replays = 15,
                              .stairs_ns = 16000000000,
@@ -225,8 +223,6 @@ static void figures_of_the_engine_are_copied(void **state)
     struct hcache_stats *out = calloc(1, sizeof *out);
     counts_read(&c, &e, out);
     assert_int_equal(out->n_replanned, 11);
-    assert_int_equal(out->n_staged, 12);
-    assert_int_equal(out->n_staged_used, 13);
     assert_int_equal(out->n_stairs, 14);
     assert_int_equal(out->n_replays, 15);
     assert_true(out->stairs_s == 16);

@@ -132,14 +132,12 @@ static void timings_are_those_of_the_result(void **state)
     r->n_preempted = 2;
     r->committed_tokens = 63;
     r->dram_tokens = 11;
-    r->restored_staged_bytes = 12;
     r->remote_tokens = 13;
     r->timings.bubble = 0.5;
     r->timings.decode_tokens_per_s = 14;
     struct json *t = shape_timings(g, &g->choice[0]);
     double ms, per_token;
     assert_int_equal(number(t, "dram_tokens"), 11);
-    assert_int_equal(number(t, "staged_bytes"), 12);
     assert_int_equal(number(t, "remote_tokens"), 13);
     assert_true(json_real_of(json_member(t, "restore_bubble"), &ms) && ms == 0.5);
     assert_true(json_real_of(json_member(t, "decode_tokens_per_s"), &ms) && ms == 14);

@@ -143,7 +143,6 @@ static struct hcache_ticket ended_ticket(void)
     seq.out.restore = (struct restore_result){.read_bytes = 1000,
                                               .dram_bytes = 300,
                                               .page_cache_bytes = 250,
-                                              .staged_bytes = 200,
                                               .dram_tokens = 64,
                                               .io_ns = 15 * MS,
                                               .compute_ns = 16 * MS,
@@ -193,7 +192,6 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
     assert_int_equal(r->restored_bytes, 1000);
     assert_int_equal(r->restored_dram_bytes, 300);
     assert_int_equal(r->restored_page_cache_bytes, 250);
-    assert_int_equal(r->restored_staged_bytes, 200);
     assert_int_equal(r->dram_tokens, 64);
     assert_int_equal(r->remote_tokens, 192);
     assert_string_equal(r->miss, "the reason");

@@ -160,15 +160,20 @@ static void a_partial_chunk_without_wanted_records_is_left_out(void **state)
 
 /* --- ranges ----------------------------------------------------------------------------------- */
 
-static int make(struct lab *l, const struct restore_plan_ask *ask)
+static int make_beside(struct lab *l, int first, bool beside_decodes)
 {
     int n = -1;
     memset(l->g->ranges, 0, N_CHUNKS * sizeof *l->g->ranges);
     l->s->out.plan = (struct plan){0};
     l->s->out.err = (struct err){0};
-    if (restore_plan_make(l->g, l->s, &l->f, ask, &n) != 0)
+    if (restore_plan_make(l->g, l->s, &l->f, first, beside_decodes, &n) != 0)
         assert_int_not_equal(l->s->out.err.code, 0);
     return n;
+}
+
+static int make(struct lab *l, int first)
+{
+    return make_beside(l, first, false);
 }
 
 static void expect_range(const struct lab *l, int i, int64_t n_tokens, int tier,
@@ -190,7 +195,7 @@ static void equal_neighbours_are_one_range(void **state)
     find(&l, kinds, 5);
     l.hits[1].mask.has[STORE_HIDDEN][0] &= ~(uint64_t)4; /* layer 2 */
     l.hits[4].n_tokens = N_LAST;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 5);
+    assert_int_equal(make(&l, 0), 5);
     expect_range(&l, 0, 64, 0, "BBBB");
     expect_range(&l, 1, 64, 0, "BBKB");
     expect_range(&l, 2, 128, 0, "KKKK");
@@ -198,7 +203,7 @@ static void equal_neighbours_are_one_range(void **state)
     expect_range(&l, 4, 0, 0, "");
     assert_int_equal(l.p->n_tiers, 1); /* no copy was found, so there is no second tier */
     /* The first two chunks are on the device. */
-    assert_int_equal(make(&l, &(struct restore_plan_ask){.first = 2}), 5);
+    assert_int_equal(make(&l, 2), 5);
     expect_range(&l, 0, 128, 0, "KKKK");
     expect_range(&l, 1, N_LAST, 0, "HHHH");
     expect_range(&l, 2, 0, 0, "");
@@ -218,7 +223,7 @@ static void packed_neighbours_are_one_range(void **state)
         l.hits[c].bytes[STORE_KV] = (uint32_t)(left[c] * N_LAYERS * bytes);
     }
     l.hits[3].bytes[STORE_HIDDEN] = l.hits[3].bytes[STORE_KV];
-    (void)make(&l, &(struct restore_plan_ask){0});
+    (void)make(&l, 0);
     expect_range(&l, 0, 64, 0, "KKKK");
     expect_range(&l, 1, 128, 0, "KKKK");
     expect_range(&l, 2, 64, 0, "BBBB");
@@ -240,7 +245,7 @@ static void copies_in_dram_are_another_tier(void **state)
     struct io *disk = l.k.io;
     find(&l, kinds, 4);
     l.nodes[1].n_live = l.nodes[3].n_live = 1; /* live, and no extent without a copy */
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 4);
+    assert_int_equal(make(&l, 0), 4);
     expect_range(&l, 0, 64, 0, "BBBB");
     expect_range(&l, 1, 64, 1, "KKKK");
     expect_range(&l, 2, 64, 0, "BBBB");
@@ -252,32 +257,20 @@ static void copies_in_dram_are_another_tier(void **state)
     /* A restore teaches what reads of copies take only if all of its chunks are copied. */
     for (int c = 0; c < 4; c++)
         l.nodes[c].n_live = 1;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 4);
+    assert_int_equal(make(&l, 0), 4);
     expect_range(&l, 0, 192, 1, "KKKK");
     assert_int_equal(l.s->expected.tier, 1);
     l.nodes[3].n_live = 0;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 4);
+    assert_int_equal(make(&l, 0), 4);
     assert_int_equal(l.s->expected.tier, 0);
     lab_close(&l, disk);
 
     lab_open(&l, 32 << 20, &(struct et_ask){.plan = "hidden"});
     disk = l.k.io;
     l.nodes[1].n_live = 1;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     expect_range(&l, 1, 64, 1, "BBBB");
     lab_close(&l, disk);
-}
-
-/* Chunks that are read ahead count as copies in DRAM. */
-static void chunks_read_ahead_cost_nothing(void **state)
-{
-    struct lab l;
-    lab_open(&l, 0, &(struct et_ask){0});
-    assert_int_equal(make(&l, &(struct restore_plan_ask){.is_ahead = true}), N_CHUNKS);
-    expect_range(&l, 0, N_CHUNKS * 64, 1, "KKKK");
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
-    expect_range(&l, 0, N_CHUNKS * 64, 0, "BBBB");
-    lab_close(&l, NULL);
 }
 
 /* Makes s see its last tokens only. */
@@ -305,15 +298,15 @@ static void moved_chunks_are_one_range(void **state)
     store_mask_add(&l.hits[2].mask, 2, STORE_HIDDEN);
     for (int c = 0; c < 3; c++)
         l.nodes[c].n_live = 1;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
+    assert_int_equal(make(&l, 0), 0);
     expect_range(&l, 0, 192, 1, "KBH-");
     expect_range(&l, 1, 0, 0, "");
     store_mask_add(&l.hits[1].mask, 3, STORE_KV);
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 3);
+    assert_int_equal(make(&l, 0), 3);
     expect_range(&l, 0, 192, 1, "KBHK");
     assert_int_equal(l.s->expected.tier, 1);
     l.nodes[1].n_live = 0; /* one chunk on the disk puts the range there */
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 3);
+    assert_int_equal(make(&l, 0), 3);
     expect_range(&l, 0, 192, 0, "KBHK");
     assert_int_equal(l.s->expected.tier, 0);
     struct restore_job job = restore_plan_job(l.g, l.s, 0);
@@ -321,7 +314,7 @@ static void moved_chunks_are_one_range(void **state)
     assert_ptr_equal(job.tokens, l.s->view.tokens);
     assert_ptr_not_equal(job.tokens, l.s->tokens);
     l.hits[2].n_tokens = N_LAST; /* chunks on the device are no part of the range */
-    assert_int_equal(make(&l, &(struct restore_plan_ask){.first = 1}), 3);
+    assert_int_equal(make(&l, 1), 3);
     expect_range(&l, 0, 64 + N_LAST, 0, "KKBK");
     lab_close(&l, disk);
 }
@@ -356,33 +349,31 @@ static void the_planner_gets_the_request(void **state)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
-    struct restore_plan_ask ask = {0};
     int64_t n_new = N_PROMPT - 64 * N_CHUNKS;
     struct plan_request req = {.fused = true};
     l.p->c_tok.a_s = 1e-4; /* a batch costs more than its rows */
     l.p->head_s = 1e-3;
     l.p->embed_s = 1e-5;
-    assert_int_equal(make(&l, &ask), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     double alone_s = l.s->out.plan.predicted_s;
     l.s->req->restore_first = true;
     req.fused = false;
-    assert_int_equal(make(&l, &ask), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     assert_true(l.s->out.plan.predicted_s > alone_s);
     l.s->req->restore_first = false;
     req.fused = true;
     l.g->o.max_rows = 16; /* the others follow in batches of their own */
-    assert_int_equal(make(&l, &ask), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     assert_true(l.s->out.plan.predicted_s > alone_s);
     l.f.n_hits = 3; /* fewer chunks leave more new tokens */
-    assert_int_equal(make(&l, &ask), 3);
+    assert_int_equal(make(&l, 0), 3);
     expect_plan(&l, req, N_PROMPT - 3 * 64, true);
     l.f.n_hits = N_CHUNKS;
-    ask.beside_decodes = true;
     beside_slow(&req);
-    assert_int_equal(make(&l, &ask), N_CHUNKS);
+    assert_int_equal(make_beside(&l, 0, true), N_CHUNKS);
     expect_plan(&l, req, n_new, true);
     assert_true(l.s->expected.restore_s == 0); /* it teaches nothing */
     lab_close(&l, NULL);
@@ -398,11 +389,11 @@ static void the_planner_gets_the_window(void **state)
     struct plan_request req = {
         .fused = true, .mode = PLAN_KV, .window = {c->windowed, 128}};
     c->sliding_window = 128;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     expect_plan(&l, req, N_PROMPT - 64 * N_CHUNKS, true);
     double windowed_s = l.s->out.plan.io_busy_s;
     c->sliding_window = 0;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     assert_true(windowed_s < l.s->out.plan.io_busy_s);
     lab_close(&l, NULL);
 }
@@ -413,10 +404,10 @@ static void the_first_restore_is_predicted(void **state)
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     l.s->has_first = true;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     assert_int_equal(l.s->out.r.predicted.n, 0);
     l.s->has_first = false;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), N_CHUNKS);
+    assert_int_equal(make(&l, 0), N_CHUNKS);
     assert_true(l.s->out.r.predicted.n > 0);
     lab_close(&l, NULL);
 }
@@ -427,7 +418,7 @@ static void nothing_is_restored_if_prefill_is_faster(void **state)
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
     et_platform(l.p, 1e-9, 2e-6, 1e-7, 1e3);
-    assert_int_equal(make(&l, &(struct restore_plan_ask){.first = 2}), 0);
+    assert_int_equal(make(&l, 2), 0);
     assert_int_equal(l.s->out.err.code, 0);
     assert_int_equal(l.s->out.r.predicted.n, 0);
     lab_close(&l, NULL);
@@ -445,12 +436,12 @@ static void a_truncated_context_is_restored_another_way(void **state)
     truncate(&l);
     find(&l, kinds, 3);
     int64_t n_new = l.s->view.n_tokens - 192;
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 3);
+    assert_int_equal(make(&l, 0), 3);
     assert_int_equal(l.s->out.err.code, 0);
     assert_string_equal(l.s->out.plan.method, "KKKK");
     expect_plan(&l, (struct plan_request){.fused = true}, n_new, false);
     find(&l, (const uint8_t[]){K, 0, K}, 3);
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
+    assert_int_equal(make(&l, 0), 0);
     assert_int_equal(l.s->out.err.code, 0);
     lab_close(&l, NULL);
 }
@@ -462,7 +453,7 @@ static void a_whole_context_keeps_its_reason(void **state)
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "tokenwise"});
     find(&l, kinds, 3);
-    assert_int_equal(make(&l, &(struct restore_plan_ask){0}), 0);
+    assert_int_equal(make(&l, 0), 0);
     assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
     lab_close(&l, NULL);
 }
@@ -555,7 +546,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(equal_neighbours_are_one_range),
         cmocka_unit_test(packed_neighbours_are_one_range),
         cmocka_unit_test(copies_in_dram_are_another_tier),
-        cmocka_unit_test(chunks_read_ahead_cost_nothing),
         cmocka_unit_test(moved_chunks_are_one_range),
         cmocka_unit_test(the_planner_gets_the_request),
         cmocka_unit_test(the_planner_gets_the_window),

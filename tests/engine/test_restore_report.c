@@ -103,7 +103,7 @@ static void the_lanes_teach_their_speeds(void **state)
 static void an_unusual_restore_teaches_nothing(void **state)
 {
     struct lab l;
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < 4; i++) {
         lab_init(&l);
         struct restore_result *r = &l.s.out.restore;
         switch (i) {
@@ -115,9 +115,6 @@ static void an_unusual_restore_teaches_nothing(void **state)
             break;
         case 2:
             r->n_replanned = 1;
-            break;
-        case 3:
-            l.s.staging.is_placed = true;
             break;
         default: /* the sequence spent its time elsewhere */
             r->wait_ns = 0;
@@ -170,15 +167,14 @@ static void a_miss_has_the_cause_of_its_lane(void **state)
     assert_int_equal(l.s.out.surprise, SURPRISE_NONE);
 }
 
-/* The prediction of a staged restore, or of a preempted sequence, is not judged. */
+/* The prediction of a preempted sequence is not judged. */
 static void only_the_first_restore_can_surprise(void **state)
 {
     struct lab l;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 2; i++) {
         lab_init(&l);
         l.s.out.restore.total_ns = 1000000000;
         l.s.has_first = i == 1;
-        l.s.staging.is_placed = i == 2;
         report(&l);
         assert_int_equal(l.s.out.surprise, i == 0 ? SURPRISE_SHARED : SURPRISE_NONE);
     }

@@ -499,50 +499,6 @@ static int64_t wait_under_load(int64_t age_ns)
     return w.l.now_ns;
 }
 
-/* Reads ahead are for the waiting requests of the best rank that only lack a place and blocks. */
-static void the_next_ones_wait_for_a_place_alone(void **state)
-{
-    enum { N = 7 };
-    const struct sched_limits l = {
-        .age_ns = MS, .step_rows = 8, .max_running = 2, .free_blocks = 100};
-    struct sched_req r[N] = {
-        {.phase = SCHED_DECODE, .arrival_ns = 0, .rows = 1, .after = -1},
-        {.phase = SCHED_WAITING, .arrival_ns = 6, .rows = 5, .after = -1},
-        {.phase = SCHED_WAITING, .arrival_ns = 1, .rows = 5, .after = -1, .is_held = true},
-        {.phase = SCHED_WAITING,
-         .arrival_ns = 2,
-         .rows = 5,
-         .after = -1}, /* r[3] is admitted */
-        {.phase = SCHED_WAITING, .arrival_ns = 3, .rows = 5, .after = 3},
-        {.phase = SCHED_WAITING, .arrival_ns = 5, .rows = 5, .after = -1, .priority = -1},
-        {.phase = SCHED_WAITING, .arrival_ns = 4, .rows = 5, .after = -1, .deadline_ns = 1},
-    };
-    struct sched_limits late = l;
-    struct sched_choice choice[N];
-    int order[N], next[N];
-    late.now_ns = 10; /* the deadline of r[6] has passed; the other requests wait */
-    late.max_running = 1;
-    r[5].priority = 0;
-    sched_decide(&late, r, N, order, choice);
-    assert_int_equal(choice[6].what, SCHED_TIME_OUT);
-    assert_int_equal(sched_next(r, choice, order, N, 2, next), 2);
-    assert_int_equal(next[0], 3);
-    assert_int_equal(next[1], 5);
-    assert_int_equal(sched_next(r, choice, order, N, N, next), 3);
-    assert_int_equal(next[2], 1);
-    sched_decide(&l, r, N, order, choice);
-    assert_int_equal(choice[3].what, SCHED_ADMIT);
-    assert_int_equal(sched_next(r, choice, order, N, N, next), 3);
-    /* the deadline of r[6] has not passed: the clock is at 0 */
-    assert_int_equal(next[0], 6);
-    assert_int_equal(next[1], 5);
-    r[1].priority = -1; /* r[1] now has the best rank */
-    sched_decide(&l, r, N, order, choice);
-    assert_int_equal(choice[1].what, SCHED_ADMIT);
-    assert_int_equal(sched_next(r, choice, order, N, 1, next), 1);
-    assert_int_equal(next[0], 3);
-}
-
 /* The window of upcoming requests has the scheduler's order, and turns that are not negative. */
 static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
 {
@@ -571,7 +527,6 @@ int main(void)
         cmocka_unit_test(equals_keep_their_places),
         cmocka_unit_test(a_worse_priority_gives_its_place_up),
         cmocka_unit_test(equal_prompts_follow_one),
-        cmocka_unit_test(the_next_ones_wait_for_a_place_alone),
         cmocka_unit_test(a_turn_is_the_rank_from_the_beginning_of_time),
         cmocka_unit_test(nobody_starves),
         cmocka_unit_test(all_end_and_nothing_leaks),

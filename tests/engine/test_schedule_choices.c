@@ -6,10 +6,8 @@
 #include "tests/unit.h"
 #include "base/mem.h"
 #include "engine/engine_impl.h"
-#include "engine/staging.h"
 #include "save/saver_impl.h"
 #include "tests/engine/enginetest.h"
-#include "tests/engine/found.h"
 
 enum { N_PROMPT = 300, N_ROWS = 100 };
 
@@ -318,85 +316,6 @@ static void a_view_on_the_device_is_continued(void **state)
     stack_close(&k);
 }
 
-/* --- staging ---------------------------------------------------------------------------------- */
-
-/* While no place is free, the next two sequences are looked up behind the chunks of the device. One
- * with the same beginning as another is left out. A sequence that is no longer next gives up what
- * it has. */
-static void the_next_two_are_looked_up(void **state)
-{
-    open_stack(1);
-    struct seq *a = add(0, 70, 0, &(struct et_ask){.max_tokens = 1}), *s[4];
-    run_to_end(a); /* leaves one full block of prompt 0 on the device */
-    memcpy(prompts[1], prompts[0], 64 * sizeof prompts[0][0]);
-    c->o.max_seqs = 0;
-    c->restores->stages = true;
-    s[0] = add(0, 600, 1, &(struct et_ask){0});
-    s[1] = add(1, 600, 2, &(struct et_ask){0}); /* shares only what the device has */
-    s[2] = add(2, 600, 3, &(struct et_ask){0});
-    schedule_step(c);
-    for (int i = 0; i < 3; i++) {
-        assert_int_equal(s[i]->restore != NULL, i < 2);
-        assert_int_equal(s[i]->staging.is_decided, i < 2);
-        assert_int_equal(s[i]->staging.first, i < 2);
-    }
-    s[2]->req->ask.priority = -5;
-    s[3] = add(2, 600, -4, &(struct et_ask){0}); /* the same prompt as s[2] */
-    schedule_step(c);
-    assert_null(s[0]->restore);
-    assert_null(s[1]->restore);
-    assert_false(s[0]->staging.is_decided || s[1]->staging.is_decided);
-    assert_non_null(s[2]->restore);
-    assert_true(s[3]->staging.is_decided);
-    assert_null(s[3]->restore);
-    for (int i = 0; i < 4; i++) {
-        staging_end(c->restores, s[i]);
-        engine_remove(k.engine, s[i]);
-    }
-    engine_remove(k.engine, a);
-    stack_close(&k);
-}
-
-/* A staged sequence that is still next keeps its restore. The restore is planned beside decodes if
- * two decode now: one of them will have ended when the sequence gets its place. */
-static void a_staged_restore_knows_of_a_second_decode(void **state)
-{
-    static struct chunk_node nodes[10];
-    for (int n_decodes = 1; n_decodes < 3; n_decodes++) {
-        open_stack(2);
-        struct seq *d[2];
-        for (int i = 0; i < n_decodes; i++) {
-            d[i] = add(i, 40, -9, &(struct et_ask){.plan = "recompute"});
-            while (d[i]->phase != PHASE_DECODE)
-                step();
-        }
-        c->o.max_seqs = n_decodes;
-        et_platform(&k.platform, 1e-4, 1e-6, 1e-7, 1e7);
-        struct restore_pipeline *rr = c->restores->pipeline;
-        struct group_list slots = found_take_slots(rr);
-        int n_slots = rr->n_slots;
-        rr->n_slots = 64;
-        struct seq *s = add(2, 700, 0, &(struct et_ask){0});
-        s->req->restore_first = true;
-        c->restores->stages = true;
-        s->restore = found_restore(rr, nodes, 10, "K");
-        s->staging.is_decided = true;
-        schedule_step(c);
-        assert_int_equal(s->n_planned, 10);
-        assert_int_equal(s->expected.restore_s > 0, n_decodes == 1);
-        struct restore *r = s->restore;
-        schedule_step(c);
-        assert_ptr_equal(s->restore, r);
-        staging_end(c->restores, s);
-        found_give_slots(rr, slots);
-        rr->n_slots = n_slots;
-        engine_remove(k.engine, s);
-        for (int i = 0; i < n_decodes; i++)
-            engine_remove(k.engine, d[i]);
-        stack_close(&k);
-    }
-}
-
 int main(int argc, char **argv)
 {
     et_only(argc, argv);
@@ -410,8 +329,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_first_admission_is_reported),
         cmocka_unit_test(rows_beside_decodes_may_be_unlimited),
         cmocka_unit_test(a_view_on_the_device_is_continued),
-        cmocka_unit_test(the_next_two_are_looked_up),
-        cmocka_unit_test(a_staged_restore_knows_of_a_second_decode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

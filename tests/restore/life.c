@@ -17,14 +17,12 @@
 static struct world worlds[2][2];
 
 void (*life_before_restart)(void);
-bool life_stages = true;
 
 /* --- one thing after another ------------------------------------------------------------------ */
 
 static void cancel(struct life *f, struct slot *s)
 {
     enum life_stage at = restore_found(s->r) == NULL ? LIFE_FINDING
-                         : s->is_staged              ? LIFE_STAGED
                          : !s->is_started            ? LIFE_FOUND
                          : !restore_is_done(s->r)    ? LIFE_READING
                                                      : LIFE_DONE;
@@ -40,11 +38,6 @@ static void move_restore(struct life *f, struct slot *s)
     int n_back = 0;
     if (found == NULL)
         return;
-    if (s->is_staged) { /* it may take some turns before a staged slot gets its blocks */
-        if (life_below(f, 4) == 0 && !life_restore_place(f, s))
-            cancel(f, s);
-        return;
-    }
     if (!s->is_started && life_restore_start(f, s, found, false))
         return;
     if (s->is_started) {

@@ -5,8 +5,7 @@
  * tests/restore/turns.h: the engine's thread, the writer, the restores' I/O, the DRAM tier's
  * thread, and one that flushes, erases and damages.  Half of the lives have a device with memory
  * of its own (life_device.h).  They also have the thread that sorts saved rows, and two copy
- *  streams. The seed decides what is done, what the disk does, and every interleaving.  Some
- * restores are staged first: they read before they have their blocks.
+ *  streams. The seed decides what is done, what the disk does, and every interleaving.
  *
  * Each life checks the following (a violation ends the process and prints the seed):
  *  1. Every restored bit equals that of the forward pass which computed it.
@@ -40,14 +39,7 @@ enum life_trouble {
     LIFE_TROUBLES
 };
 
-enum life_stage {
-    LIFE_FINDING,
-    LIFE_FOUND,
-    LIFE_STAGED,
-    LIFE_READING,
-    LIFE_DONE,
-    LIFE_STAGES
-};
+enum life_stage { LIFE_FINDING, LIFE_FOUND, LIFE_READING, LIFE_DONE, LIFE_STAGES };
 
 struct life_counts {
     uint64_t n_lives, n_calm, n_turns, n_switches;
@@ -64,9 +56,6 @@ struct life_counts {
     uint64_t n_read, n_recomputed, n_late, n_left;
     uint64_t n_replanned; /* restores that changed the kind of record between layers */
     uint64_t n_joint;     /* work items that ended groups of several layers at once */
-    /* n_placed: staged restores that got their blocks. n_gone: staged restores that were given up
-     * because a chunk was erased, damaged or superseded meanwhile. */
-    uint64_t n_placed, n_gone;
     uint64_t n_erased_while_read; /* erasures of chunks that a restore was reading */
     uint64_t n_too_late; /* sequences whose saving ended because their context was erased */
     /* erased chunks that were looked up and, as they must be, not found */
@@ -91,10 +80,6 @@ void life_release(void);
 
 /* Called when a life has closed everything for the first time; may be NULL. */
 extern void (*life_before_restart)(void);
-
-/* Whether some restores are staged. When it is false, a seed draws the numbers that it drew before
- * staging existed, so old findings can be repeated. */
-extern bool life_stages;
 
 #define LIFE_DRAWN (~0u)
 /* Runs one life. `trouble` has one bit per enum life_trouble. With LIFE_DRAWN the seed chooses the

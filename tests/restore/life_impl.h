@@ -28,7 +28,6 @@ struct slot {
     struct restore *r;
     int64_t t_begun; /* when the look-up of its restore began */
     bool is_started, is_left;
-    bool is_staged;   /* the restore reads but has no blocks and is not started yet */
     int first, asked; /* first: the first restored chunk; asked: the number of chunks */
     /* chunks that must come back from a race with recomputation; 0: the restore does not race */
     int least;
@@ -99,12 +98,9 @@ void life_restore_begin(struct life *f, struct slot *s, int n_tokens);
 /* Returns how many tokens the first n hits hold. */
 int life_tokens_of(const struct restore_found *found, int n);
 /* Starts a restore of the found chunks. Returns false if nothing was found. If `all` is set, the
- * restore takes all of them; otherwise it takes a random part, and may be staged first. */
+ * restore takes all of them; otherwise it takes a random part. */
 bool life_restore_start(struct life *f, struct slot *s, const struct restore_found *found,
                         bool all);
-/* Gives a staged restore its blocks.  Returns false if one of its chunks is gone; the restore is
- * then given up. */
-bool life_restore_place(struct life *f, struct slot *s);
 /* At random times, compares the last layer that new tokens may use already with the forward
  * pass. */
 void life_check_ready(struct life *f, const struct slot *s);

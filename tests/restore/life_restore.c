@@ -94,7 +94,7 @@ void life_restore_begin(struct life *f, struct slot *s, int n_tokens)
                                 .keys = s->t->chain.keys,
                                 .tokens = tokens,
                                 .n_tokens = n_tokens};
-    s->is_started = s->is_staged = false;
+    s->is_started = false;
     s->t_begun = clock_now_ns();
     s->r = restore_find(f->pipeline, &want);
     memset(tokens, 0, bytes);
@@ -142,29 +142,9 @@ bool life_restore_start(struct life *f, struct slot *s, const struct restore_fou
     draw_costs(f, costs);
     s->is_left = false;
     s->least = 0;
-    s->is_staged = !all && life_stages && life_below(f, 3) == 0;
-    s->is_started = !s->is_staged;
-    if (s->is_staged) {
-        job.table = NULL;
-        restore_stage(s->r, &job, life_below(f, 1 << 20));
-        return true;
-    }
+    s->is_started = true;
     take_blocks(s);
     restore_start(s->r, &job);
-    return true;
-}
-
-bool life_restore_place(struct life *f, struct slot *s)
-{
-    if (!restore_stands(s->r)) {
-        f->counts->n_gone++;
-        return false;
-    }
-    take_blocks(s);
-    restore_place(s->r, s->table);
-    f->counts->n_placed++;
-    s->is_staged = false;
-    s->is_started = true;
     return true;
 }
 

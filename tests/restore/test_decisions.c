@@ -23,7 +23,6 @@
 #include "store/placement_price.h"
 #include "store/placement_window.h"
 #include "api/prefix_order.h"
-#include "engine/read_buffer.h"
 #include "restore/regress.h"
 #include "store/remote/remote_pace.h"
 #include "restore/replan.h"
@@ -92,16 +91,13 @@ static void the_scheduler_decides_as_before(void **state)
         struct sched_limits l;
         struct sched_req q[MOST_REQUESTS];
         struct sched_choice choice[MOST_REQUESTS];
-        int order[MOST_REQUESTS], next[3], n = draw_requests(&r, &l, q);
+        int order[MOST_REQUESTS], n = draw_requests(&r, &l, q);
         sched_decide(&l, q, n, order, choice);
         textbuf_addf(&b, "%d:", t);
         for (int k = 0; k < n; k++) {
             const struct sched_choice *c = &choice[order[k]];
             textbuf_addf(&b, " %d%c%d", order[k], verdicts[c->what], c->rows);
         }
-        int n_next = sched_next(q, choice, order, n, 3, next);
-        for (int k = 0; k < n_next; k++)
-            textbuf_addf(&b, k == 0 ? ", next %d" : " %d", next[k]);
         textbuf_addf(&b, "\n");
     }
     golden_digests(&b, GOLDEN, "sched");
@@ -384,16 +380,7 @@ static void stalls_and_remotes_are_judged_as_before(void **state)
                                       .comp_kv_s = between(&r, 0.01, 0.2),
                                       .io_rest_s = between(&r, 0.1, 5),
                                       .comp_rest_s = between(&r, 0.1, 5)};
-        const struct read_ahead a = {.alone_s = between(&r, 1e-2, 1),
-                                     .load_s = between(&r, 1e-2, 1),
-                                     .prefill_s = between(&r, 1e-2, 1),
-                                     .compute_s = between(&r, 1e-2, 1)};
-        double room = 1.2 * rng_unit(&r), buffer_bytes = between(&r, 1, 100);
-        textbuf_addf(&b, " ahead %.6g, pays %d, layers %d, makespan %.6g, backoff %.6g;",
-                     read_ahead_share(&a, room), read_ahead_pays(&a, 0.5),
-                     read_buffer_layers(buffer_bytes, 50, a.load_s, 12),
-                     read_buffer_makespan_s(a.load_s, a.prefill_s, 12, t % 13),
-                     backoff_s(t % 12, (uint64_t)t));
+        textbuf_addf(&b, " backoff %.6g;", backoff_s(t % 12, (uint64_t)t));
         const struct surprise_times x = {between(&r, 1e-3, 1), between(&r, 1e-3, 1),
                                          between(&r, 1e-3, 1)};
         const struct surprise_times y = {between(&r, 1e-3, 1), between(&r, 1e-3, 1),

@@ -52,8 +52,7 @@ static void print_counts(FILE *f, const struct life_counts *c)
         [LIFE_SHORT] = "short and slow transfers",
         [LIFE_MEMORY] = "no memory",
     };
-    static const char *const stages[] = {"looking up", "found", "staged", "reading",
-                                         "done"};
+    static const char *const stages[] = {"looking up", "found", "reading", "done"};
     fprintf(f, "lives under a seed: %llu\n", (unsigned long long)c->n_lives);
     fprintf(f, "  turns: %llu\n", (unsigned long long)c->n_turns);
     for (int i = 0; i < LIFE_MEMORY; i++)
@@ -71,8 +70,6 @@ static void print_counts(FILE *f, const struct life_counts *c)
     fprintf(f, "  changed between layers: %llu\n", (unsigned long long)c->n_replanned);
     fprintf(f, "  work items of several layers: %llu\n", (unsigned long long)c->n_joint);
     fprintf(f, "  windows restored anew: %llu\n", (unsigned long long)c->n_rewound);
-    fprintf(f, "  staged and placed: %llu\n", (unsigned long long)c->n_placed);
-    fprintf(f, "  staged, and a chunk was gone: %llu\n", (unsigned long long)c->n_gone);
     fprintf(f, "  erased while in use: %llu\n", (unsigned long long)c->n_erased_while_read);
     fprintf(f, "  sequences whose context was erased: %llu\n",
             (unsigned long long)c->n_too_late);
@@ -103,7 +100,6 @@ static void assert_reached(const struct life_counts *c)
     assert_true(c->n_calm > 0 && c->n_short > 0 && c->n_rewound > 0);
     assert_true(c->n_replanned > 0 && c->n_joint > 0);
     assert_true(c->n_read > 0 && c->n_recomputed > 0 && c->n_late > 0 && c->n_left > 0);
-    assert_true(c->n_placed > 0 && c->n_gone > 0);
     assert_true(c->n_erased_while_read > 0 && c->n_save_ended > 0 && c->n_committed > 0);
     assert_true(c->n_too_late > 0 && c->n_erased_gone > 0);
     assert_true(c->n_dram_reads > 0 && c->n_demoted > 0 && c->n_promoted > 0);
@@ -145,20 +141,13 @@ static void nothing_is_violated(void **state)
  * time was counted twice. With 1702, 4294 and 4752 a race continued a piece of recomputation that
  * had begun before the race. A chunk before the piece was lost, so the piece's rows were written at
  * the context's beginning. With the other seeds a race, on a device with memory of its own, ended
- * without rows that had been excluded from the restore's records. Restores were not staged at that
- * time. With the staged seeds a race on such a device lost a read because the disk did not answer.
- * The device's checksum of the record that never came condemned a good chunk. */
+ * without rows that had been excluded from the restore's records. */
 static void old_findings_stay_mended(void **state)
 {
     static const uint64_t seeds[] = {1071, 1109, 1702, 2541, 3079, 4294, 4752, 5715, 5894};
-    static const uint64_t staged[] = {100248, 103264, 109133};
     struct life_counts c = {0};
-    life_stages = false;
     for (size_t i = 0; i < sizeof seeds / sizeof seeds[0]; i++)
         life_run(seeds[i], LIFE_DRAWN, &c);
-    life_stages = true;
-    for (size_t i = 0; i < sizeof staged / sizeof staged[0]; i++)
-        life_run(staged[i], LIFE_DRAWN, &c);
 }
 
 /* A seed determines the interleaving: a second run equals the first. */
@@ -187,8 +176,6 @@ static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t from)
         struct life_counts unused = {0};
         (void)!freopen("/dev/null", "w", stderr);
         bug = which;
-        /* staging is off: no bug is about staging, and lives without it find the bugs sooner */
-        life_stages = false;
         for (seed = from; seed < from + 1000; seed++) {
             (void)!write(fd[1], &seed, sizeof seed);
             life_run(seed, trouble, &unused);

@@ -437,7 +437,6 @@ static void the_result_counts_what_was_done(void **state)
         assert_int_equal(out.dram_bytes, 0);
         assert_int_equal(out.dram_tokens, 0);
         assert_int_equal(out.direct_bytes, 0);
-        assert_int_equal(out.staged_bytes, 0);
         assert_int_equal(out.raced_layers, 0);
         assert_int_equal(out.n_replanned, 0);
         assert_true(n_items > 0 && out.compute_ns > 0 && out.compute_ns < out.total_ns);

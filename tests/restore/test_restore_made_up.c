@@ -2,7 +2,7 @@
  *
  * The tests fill in the fields of restores and of a pipeline with a model's shape. They assert
  * which reads a job makes and in which order, the fields of results, and the moments at which a
- * restore is ready, raced or staged. */
+ * restore is ready or raced. */
 #include <errno.h>
 #include "tests/unit.h"
 
@@ -307,7 +307,6 @@ static void reads_remain_to_the_last_chunk_of_the_last_layer(void **state)
     }
     static const bool by_state[] = {[RESTORE_FINDING] = false,
                                     [RESTORE_FOUND] = false,
-                                    [RESTORE_STAGED] = true,
                                     [RESTORE_RUNNING] = true,
                                     [RESTORE_ABANDONED] = false};
     shared_store(&r->has_lost_reads, 0);
@@ -362,7 +361,7 @@ static void layers_are_ready_in_their_order(void **state)
     r->out.raced_layers = 1;
     assert_int_equal(restore_layers_ready(r), 0);
     r->out.raced_layers = 0;
-    r->state = RESTORE_STAGED;
+    r->state = RESTORE_FOUND;
     assert_int_equal(restore_layers_ready(r), 0);
     r->state = RESTORE_RUNNING;
     r->n_recompute = 1;
@@ -462,7 +461,6 @@ static void a_result_has_the_restores_counters(void **state)
     r->read_bytes = 11;
     r->direct_bytes = 12;
     r->dram_bytes = 13;
-    r->staged_bytes = 14;
     r->io_ns = 15;
     r->out.compute_ns = 16;
     r->out.wait_ns = 17;
@@ -478,7 +476,6 @@ static void a_result_has_the_restores_counters(void **state)
     assert_int_equal(out.read_bytes, 11);
     assert_int_equal(out.direct_bytes, 12);
     assert_int_equal(out.dram_bytes, 13);
-    assert_int_equal(out.staged_bytes, 14);
     assert_int_equal(out.io_ns, 15);
     assert_int_equal(out.compute_ns, 16);
     assert_int_equal(out.wait_ns, 17);
@@ -630,23 +627,23 @@ static void only_one_rank_with_its_own_memory_checks(void **state)
  * restores that run. */
 static void a_wait_counts_for_restores_that_run(void **state)
 {
-    struct restore *staged = new_restore();
+    struct restore *found = new_restore();
     rr->runs = r;
-    r->next = staged;
+    r->next = found;
     r->state = RESTORE_RUNNING;
-    staged->state = RESTORE_STAGED;
+    found->state = RESTORE_FOUND;
     int64_t t0 = clock_now_ns();
     assert_false(restore_pipeline_wait(rr, 3000000));
     int64_t ns = clock_now_ns() - t0;
     assert_true(ns >= 3000000);
     assert_in_range(r->out.wait_ns, 3000000, ns);
-    assert_int_equal(staged->out.wait_ns, 0);
+    assert_int_equal(found->out.wait_ns, 0);
     rr->n_news++;
     assert_true(restore_pipeline_wait(rr, 3600 * SECOND));
     rr->n_seen = rr->n_news;
     assert_false(restore_pipeline_wait(rr, 1));
     rr->runs = NULL;
-    free_restore(staged);
+    free_restore(found);
 }
 
 /* --- progress and races ----------------------------------------------------------------------- */
@@ -880,105 +877,6 @@ static void a_lost_chunk_moves_the_windows(void **state)
     rr->runs = NULL;
 }
 
-/* --- staged restores -------------------------------------------------------------------------- */
-
-/* A quarter of the slots is left to restores with a place, and at least two slots. */
-static void some_slots_are_never_staged(void **state)
-{
-    static const int cases[][2] = {{3, 1},  {4, 2},   {8, 6},   {11, 9},
-                                   {12, 9}, {13, 10}, {128, 96}};
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        rr->n_slots = cases[i][0];
-        assert_int_equal(restore_stage_groups(rr), cases[i][1]);
-    }
-}
-
-/* Staged restores read two groups at a time, and share the slots that may be staged. */
-static void staged_reads_are_few(void **state)
-{
-    struct restore *other = new_restore();
-    rr->runs = r;
-    r->next = other;
-    r->state = other->state = RESTORE_STAGED;
-    rr->n_slots = 8; /* six may be staged */
-    assert_true(restore_may_stage(rr));
-    rr->n_in_flight = 1;
-    assert_true(restore_may_stage(rr));
-    rr->n_in_flight = 2;
-    assert_false(restore_may_stage(rr));
-    rr->n_in_flight = 0;
-    r->n_out = 3;
-    other->n_out = 2;
-    assert_true(restore_may_stage(rr));
-    other->n_out = 3;
-    assert_false(restore_may_stage(rr));
-    other->state = RESTORE_RUNNING;
-    assert_true(restore_may_stage(rr));
-    rr->runs = NULL;
-    free_restore(other);
-}
-
-static void a_staged_restore_has_a_bound_on_its_bytes(void **state)
-{
-    struct group g = {.n_chunks = 3, .kind = STORE_KV};
-    rr->record_room[STORE_HIDDEN] = 1000;
-    rr->record_room[STORE_KV] = 2000;
-    r->stage_left = 15000;
-    restore_stage_takes(r, &g); /* it is not staged */
-    assert_int_equal(r->stage_left, 15000);
-    r->state = RESTORE_STAGED;
-    restore_stage_takes(r, &g);
-    assert_int_equal(r->stage_left, 9000);
-    g.kind = STORE_HIDDEN;
-    restore_stage_takes(r, &g);
-    assert_int_equal(r->stage_left, 6000);
-    g.kind = STORE_KV;
-    restore_stage_takes(r, &g);
-    assert_int_equal(r->stage_left, 0);
-    restore_stage_takes(r, &g);
-    assert_int_equal(r->stage_left, 0);
-}
-
-/* A staged restore's time begins when it gets its place. What it has read before goes to the
- * compute lane. */
-static void a_place_begins_the_restores_time(void **state)
-{
-    static const struct kv_table table;
-    static const struct plan_layer costs[N_LAYERS];
-    struct restore_job job = job_of("KKKK", 0, N_CHUNKS);
-    job.layer = costs;
-    r->owns_hits = true;
-    r->hits = hits;
-    r->found.n_hits = N_CHUNKS;
-    r->state = RESTORE_FOUND;
-    restore_stage(r, &job, 12345);
-    assert_int_equal(r->state, RESTORE_STAGED);
-    assert_int_equal(r->stage_left, 12345);
-    assert_false(r->may_replan);
-    assert_int_equal(rr->n_io_news, 1);
-    r->io_ns = 5;
-    r->io_trace.n = 3;
-    r->read_bytes = 777;
-    group_put(&r->parked, &rr->groups[4]);
-    group_put(&r->parked, &rr->groups[2]);
-    int64_t t0 = clock_now_ns();
-    restore_place(r, &table);
-    assert_int_equal(r->state, RESTORE_RUNNING);
-    assert_ptr_equal(r->job.table, &table);
-    assert_in_range(r->t_start, t0, clock_now_ns());
-    assert_int_equal(r->io_since, r->t_start);
-    assert_int_equal(r->io_ns, 0);
-    assert_int_equal(r->io_trace.n, 0);
-    assert_int_equal(r->staged_bytes, 777);
-    assert_int_equal(rr->n_io_news, 2);
-    assert_int_equal(rr->n_news, 1);
-    assert_null(r->parked.first);
-    assert_ptr_equal(group_get(&rr->ready), &rr->groups[4]);
-    assert_ptr_equal(group_get(&rr->ready), &rr->groups[2]);
-    assert_null(group_get(&rr->ready));
-    r->hits = NULL;
-}
-
 /* --- direct reads ----------------------------------------------------------------------------- */
 
 /* Where the host checks, direct reads are left out, or refused if they were asked for. */
@@ -1027,10 +925,6 @@ int main(void)
         CASE(a_stopped_restore_keeps_what_is_recomputed),
         CASE(a_restore_is_done_when_nothing_is_left),
         CASE(a_lost_chunk_moves_the_windows),
-        CASE(some_slots_are_never_staged),
-        CASE(staged_reads_are_few),
-        CASE(a_staged_restore_has_a_bound_on_its_bytes),
-        CASE(a_place_begins_the_restores_time),
         CASE(direct_reads_need_a_device_that_checks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -495,32 +495,6 @@ static void reads_stay_within_the_good_chunks(void **state)
     end(r);
 }
 
-/* A staged restore reads only while no restore with a place has reads left. What it has read is
- * parked. */
-static void a_staged_restore_comes_second(void **state)
-{
-    st_must_save(store, &context, N);
-    struct restore_want want = want_of(N * 64);
-    struct restore *staged = find(&want);
-    struct restore_job job = job_of("KKK", 0, N);
-    restore_stage(staged, &job, 8 * KV_ROOM + 1);
-    struct restore *r = start("RRK", 0, N, NULL);
-    next_is(r, 2, 0, 8, STORE_KV);
-    assert_int_equal(staged->n_out, 0);
-    next_is(r, 2, 8, 2, STORE_KV);
-    while (restore_io_step(rr) == STEP_WORKED) {
-    }
-    /* the second group is the last: it uses up the bytes */
-    assert_int_equal(staged->n_read, 2);
-    assert_int_equal(staged->n_out, 2);
-    assert_int_equal(staged->stage_left, 0);
-    assert_null(rr->ready.first);
-    assert_ptr_equal(staged->parked.first->run, staged);
-    assert_int_equal(staged->read_bytes, N * KV_BYTES);
-    restore_end(staged);
-    end(r);
-}
-
 /* A restore that ends during its reads is freed when the last one has come. */
 static void the_last_read_frees_an_abandoned_restore(void **state)
 {
@@ -569,10 +543,8 @@ static void a_restore_releases_its_chunks_at_its_end(void **state)
     struct err err = {0};
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
-    assert_true(restore_stands(r));
     assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
     assert_int_equal(gone.n_busy, N);
-    assert_false(restore_stands(r));
     restore_end(r);
     st_must_save(store, &context, N);
     assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
@@ -597,7 +569,6 @@ int main(void)
         CASE(groups_in_flight_are_bounded_by_the_slots),
         CASE(a_group_has_one_kind),
         CASE(reads_stay_within_the_good_chunks),
-        CASE(a_staged_restore_comes_second),
         CASE(the_last_read_frees_an_abandoned_restore),
         CASE(a_measurement_releases_its_chunks),
         CASE(a_restore_releases_its_chunks_at_its_end),

@@ -88,9 +88,6 @@ static void hits_that_stand(void **state)
     st_keys(&one, N, keys);
     assert_int_equal(store_lookup(s, keys, N, hits, &n_hits, NULL, 0, &err), 0);
     store_condemn(s, &hits[3], "a test says so");
-    for (int n = 0; n <= N; n++)
-        assert_int_equal(store_hits_stand(s, hits, n), n <= 3);
-    assert_true(store_hits_stand(s, &hits[4], 1));
     assert_int_equal(store_count(s, keys, N), 3);
     store_release(s, hits, n_hits);
     store_end(s);

@@ -362,7 +362,6 @@ static void names_and_defaults(void **state)
             place.opts.stuck_ns = k == 0 ? 0 : 5;
             struct store *s = st_open(&place);
             assert_int_equal(store_stuck_ns(s), k == 0 ? 30000000000 : 5);
-            assert_int_equal(store_is_on_disk(s), i);
             assert_false(store_has_files(s));
             assert_null(store_beside(s));
             assert_int_equal(store_epoch(s), 1);
