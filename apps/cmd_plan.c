@@ -61,7 +61,7 @@ static const struct opt plan_options[] = {
      .max = 100000000, .help = "new tokens to prefill after the history"},
     {"method", OPT(struct plan_args, method), .arg = "METHOD", .def = "auto",
      .help = "method to draw: auto, hidden, kv, recompute, kv+recompute, paper, "
-             "tokenwise, tokenwise-rounded, or a letter per layer (RRHHKK)"},
+             "or a letter per layer (RRHHKK)"},
     {"fused", OPT(struct plan_args, fused),
      .help = "prefill layer i of the new tokens as soon as layers 0 to i are restored"},
     {"dtype", OPT(struct plan_args, dtype), .def = "checkpoint", .choices = dtypes,
@@ -306,9 +306,8 @@ struct row {
     struct plan plan;
 };
 
-static const char *const compared[] = {"recompute",         "kv",    "hidden",
-                                       "kv+recompute",      "paper", "tokenwise",
-                                       "tokenwise-rounded", "auto"};
+static const char *const compared[] = {"recompute",    "kv",    "hidden",
+                                       "kv+recompute", "paper", "auto"};
 
 /* Rows of the table: one for each method, one for auto, and one for the plan of --plan. */
 enum {
@@ -347,11 +346,7 @@ static void print_row(const struct row *r, double auto_s)
         return;
     }
     char counts[40];
-    if (p->method[0] == 'T')
-        snprintf(counts, sizeof counts, "%lld H + %lld %s tokens", (long long)p->tokens_h,
-                 (long long)p->tokens_other, p->other == 'K' ? "KV" : "RE");
-    else
-        snprintf(counts, sizeof counts, "%d R + %d H + %d K", p->n_r, p->n_h, p->n_k);
+    snprintf(counts, sizeof counts, "%d R + %d H + %d K", p->n_r, p->n_h, p->n_k);
     printf("%-18s %-24s %10.3f %7.2fx %6.1f %%", r->name, counts, p->predicted_s * 1e3,
            p->predicted_s / auto_s, p->bubble * 100);
     print_bytes(p->stored_bytes_per_token);
@@ -505,11 +500,6 @@ static struct json *row_json(const struct row *r)
     json_put_int(o, "recompute", p->n_r);
     json_put_int(o, "hidden", p->n_h);
     json_put_int(o, "kv", p->n_k);
-    if (p->method[0] == 'T') {
-        json_put_int(o, "tokens_hidden", p->tokens_h);
-        json_put_int(o, p->other == 'K' ? "tokens_kv" : "tokens_recompute",
-                     p->tokens_other);
-    }
     json_put_real(o, "predicted_ms", p->predicted_s * 1e3);
     json_put_real(o, "restore_ms", p->restore_s * 1e3);
     json_put_real(o, "io_busy_ms", p->io_busy_s * 1e3);

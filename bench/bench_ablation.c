@@ -4,7 +4,7 @@
  * This machine is not a GPU server, so each platform of the paper is scaled: the store is throttled
  * until projecting and reading a hidden state take times in the same ratio as on that platform with
  * that model (restore_lab.h).  The pipeline is the real one.  Results that cannot be run here
- * (other GPUs, token-wise partition) are computed from platform models and labelled so. */
+ * (other GPUs) are computed from platform models and labelled so. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -382,45 +382,9 @@ static int figure_12(struct ablation *b, struct err *err)
 
 /* --- figure 13 -------------------------------------------------------------------------------- */
 
-static int plan_partition(struct ablation *b, const char *mode, int tokens,
-                          struct plan *plan, struct err *err)
-{
-    struct plan_request req;
-    return lab_plan(&b->lab, mode, tokens / STORE_CHUNK_TOKENS, &req, plan, err);
-}
-
 static int figure_13(struct ablation *b, struct err *err)
 {
-    static const char *const modes[] = {"auto", "paper", "tokenwise", "tokenwise-rounded"};
-    static const char *const paper[] = {"", "the reference", "12 % slower", "7 % slower"};
-    double bytes_per_s, ratio, layer_ms = 0;
-    struct plan plan;
-    lab_throttle(&b->lab, 0);
-    int rc = lab_scale(&b->lab, "a100-1ssd:llama-2-13b", &bytes_per_s, &ratio, err);
-    if (rc != 0)
-        return rc;
-    lab_throttle(&b->lab, bytes_per_s);
-    report_heading(
-        &b->r,
-        "Figure 13 a: layer-wise or token-wise (modelled from this machine's profile)");
-    report_text(&b->r,
-                "%d tokens, storage at %.1f MB/s (as a100-1ssd with llama-2-13b). A "
-                "token-wise plan can be planned here, but not executed.",
-                b->a->tokens, bytes_per_s * 1e-6);
-    report_table_begin(&b->r, "partition\tms\tto the paper's layer-wise form\tpaper");
-    for (int i = 1; rc == 0 && i <= 4; i++) { /* the reference is point 0 */
-        int k = i % 4;
-        rc = plan_partition(b, modes[k], b->a->tokens, &plan, err);
-        if (rc != 0)
-            return rc;
-        layer_ms = i == 1 ? plan.restore_s * 1e3 : layer_ms;
-        report_row(&b->r, "%s (%s)\t%.1f\t%.2f\t%s", modes[k], plan.reason,
-                   plan.restore_s * 1e3, plan.restore_s * 1e3 / layer_ms, paper[k]);
-        fprintf(b->csv, "13a,modelled,a100-1ssd:llama-2-13b,%d,%s,%.1f,%.3f,,,%s,%.0f\n",
-                b->a->tokens, modes[k], bytes_per_s * 1e-6, plan.restore_s * 1e3,
-                plan.method, plan.stored_bytes_per_token);
-    }
-    report_table_end(&b->r);
+    (void)err;
     report_heading(&b->r, "Figure 13 b: the projection's GEMM by tokens (measured)");
     report_table_begin(&b->r, "tokens\tGFLOP/s");
     for (int i = 0; i < PLATFORM_GEMM_SIZES; i++) {

@@ -294,7 +294,7 @@ FIGURES = (
      served("documents", seconds=400, drain=30)),
     ("fig11", "HCache", "Figure 11: platforms, storage, lengths", "run at scale; a-c modelled", False,
      ablation(("11ac", "11df", "11gi"))),
-    ("fig12", "HCache", "Figures 12 and 13: scheduler and partition", "run at scale; 13a modelled", False,
+    ("fig12", "HCache", "Figures 12 and 13: scheduler and partition", "run at scale", False,
      ablation(("12", "13"))),
     ("fig14", "HCache", "Figure 14: two-stage saving", "run at scale", False, figure14),
     ("fig15", "HCache", "Figure 15: reuse on the device, by skew", "run at scale", False,

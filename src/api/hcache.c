@@ -667,9 +667,6 @@ static int check_plan(const struct plan_request *q, const char *text, struct err
     int n = q->n_layers;
     if (q->mode == PLAN_FORCED_LAYERS)
         n = (int)strlen(q->forced_layers);
-    else if (q->mode == PLAN_TOKENWISE || q->mode == PLAN_TOKENWISE_ROUNDED)
-        return err_set(err, ERR_UNSUPPORTED,
-                       "--plan '%s' can be planned, but not be carried out", text);
     if (n == q->n_layers)
         return 0;
     return err_set(err, ERR_USAGE, "--plan '%s': %d layers, but the model has %d", text, n,

@@ -53,9 +53,9 @@ struct lanes {
     int n_prefix; /* layers 0..n_prefix-1 are restored */
     struct stage_lanes stage[PLAN_MAX_STAGES];
     uint8_t jobs_left[PLAN_MAX_LAYERS]; /* jobs of each layer left until it is restored */
-    int read[PIPE_MAX_JOBS];
-    double arrives_s[PIPE_MAX_JOBS];
-    int16_t next[PIPE_MAX_JOBS];
+    int read[PLAN_MAX_LAYERS];
+    double arrives_s[PLAN_MAX_LAYERS];
+    int16_t next[PLAN_MAX_LAYERS];
 };
 
 static int layer_stage(const struct lanes *s, int layer)
@@ -452,7 +452,7 @@ static int next_with_read(const struct pipe_load *l, int from)
 static double run_slowed(const struct pipe_load *l)
 {
     struct backlog b;
-    double t = 0, arrives_s[PIPE_MAX_JOBS];
+    double t = 0, arrives_s[PLAN_MAX_LAYERS];
     int reading = next_with_read(l, 0), arriving = reading;
     double left_s = reading < l->n_jobs ? l->job[reading].io_s : 0;
     backlog_init(&b, l);
@@ -483,7 +483,7 @@ static double run_slowed(const struct pipe_load *l)
 
 double pipe_run(const struct pipe_load *load, struct pipeline *out)
 {
-    CHECK(load->n_jobs <= PIPE_MAX_JOBS && load->n_layers <= PLAN_MAX_LAYERS);
+    CHECK(load->n_jobs <= PLAN_MAX_LAYERS && load->n_layers <= PLAN_MAX_LAYERS);
     CHECK(load->n_stages <= PLAN_MAX_STAGES);
     if (out == NULL && load->n_stages <= 1)
         return load->io_overlap <= 1 && load->comp_overlap <= 1 ? run_recurrence(load)
@@ -501,7 +501,7 @@ double pipe_run(const struct pipe_load *load, struct pipeline *out)
 void pipeline_simulate(const struct plan_request *req, const struct plan *plan,
                        struct pipeline *out)
 {
-    struct pipe_job job[PIPE_MAX_JOBS];
+    struct pipe_job job[PLAN_MAX_LAYERS];
     struct pipe_load load;
     plan_load(req, plan, job, &load);
     pipe_run(&load, out);

@@ -41,7 +41,7 @@ struct pipe_job {
 /* The work of the lanes. */
 struct pipe_load {
     const struct pipe_job *job; /* [n_jobs], in the order in which their reads are issued */
-    int n_jobs;                 /* at most PIPE_MAX_JOBS */
+    int n_jobs;                 /* at most one per layer */
     int n_layers, n_stages;
     const double *prefill_s; /* [n_layers] prefill time of each layer; NULL: no prefill */
     bool fused;
@@ -59,8 +59,7 @@ struct pipe_item {
     uint8_t stage; /* the lane's stage; for I/O: the layer's stage */
 };
 
-/* Token-wise plans have two jobs a layer, one or both with a read. */
-enum { PIPE_MAX_JOBS = 2 * PLAN_MAX_LAYERS, PIPE_MAX_ITEMS = 7 * PLAN_MAX_LAYERS + 1 };
+enum { PIPE_MAX_ITEMS = 4 * PLAN_MAX_LAYERS + 1 };
 
 struct pipeline {
     double makespan_s, restore_s;

@@ -15,8 +15,6 @@ static const char *const mode_names[] = {
     [PLAN_RECOMPUTE] = "recompute",
     [PLAN_KV_RECOMPUTE] = "kv+recompute",
     [PLAN_PAPER] = "paper",
-    [PLAN_TOKENWISE] = "tokenwise",
-    [PLAN_TOKENWISE_ROUNDED] = "tokenwise-rounded",
     [PLAN_FORCED_LAYERS] = "layers",
 };
 
@@ -42,7 +40,7 @@ int plan_mode_parse(const char *text, struct plan_request *req, struct err *e)
     return err_set(
         e, ERR_USAGE,
         "plan '%.60s': neither a method (auto, hidden, kv, recompute, kv+recompute, "
-        "paper, tokenwise, tokenwise-rounded) nor a letter per layer (RRHHKK)",
+        "paper) nor a letter per layer (RRHHKK)",
         text);
 }
 
@@ -77,9 +75,6 @@ static int choose_method(const struct plan_request *req, const struct plan_effor
         return 0;
     case PLAN_PAPER:
         return plan_paper(req, out, e);
-    case PLAN_TOKENWISE:
-    case PLAN_TOKENWISE_ROUNDED:
-        return plan_tokenwise(req, out, e);
     case PLAN_FORCED_LAYERS:
         return forced_layers(req, out->method, e);
     }
@@ -107,15 +102,9 @@ static void count_methods(const struct plan_request *req, struct plan *out)
             out->n_h++;
             out->stored_bytes_per_token += plan_layer_bytes(l, 'H');
             break;
-        case 'K':
+        default:
             out->n_k++;
             out->stored_bytes_per_token += plan_layer_bytes(l, 'K');
-            break;
-        default: {
-            double h = (double)out->tokens_h / (double)(out->tokens_h + out->tokens_other);
-            out->stored_bytes_per_token += h * plan_layer_bytes(l, 'H') +
-                                           (1 - h) * plan_layer_bytes(l, out->other);
-        }
         }
     }
 }
@@ -147,9 +136,9 @@ static int choose(const struct plan_request *req, const struct plan_effort *effo
     out->mode = req->mode;
     out->n_layers = req->n_layers;
     int rc = choose_method(req, effort, out, e);
-    if (rc == 0 && req->mode != PLAN_AUTO && out->method[0] != 'T')
+    if (rc == 0 && req->mode != PLAN_AUTO)
         plan_adapt(req, out);
-    if (rc == 0 && out->method[0] != 'T')
+    if (rc == 0)
         rc = plan_check_method(req, out->method, e);
     return rc;
 }
@@ -163,8 +152,7 @@ int plan_estimate(const struct plan_request *req, const struct plan_effort *effo
 
 static void fill(const struct plan_request *req, struct plan *out)
 {
-    if (out->method[0] != 'T')
-        order_reads(req, out);
+    order_reads(req, out);
     count_methods(req, out);
     measure(req, out);
 }

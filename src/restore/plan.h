@@ -71,10 +71,8 @@ enum plan_mode {
     PLAN_RECOMPUTE, /* every layer is recomputed from tokens */
     /* The best mixture without hidden states (the paper's naive hybrid). */
     PLAN_KV_RECOMPUTE,
-    PLAN_PAPER,     /* the closed form of the paper's section 4.1.2, with its ceiling */
-    PLAN_TOKENWISE, /* the paper's 6.3.2: every layer split by tokens; needs `platform` */
-    PLAN_TOKENWISE_ROUNDED, /* token-wise, rounded to a good GEMM size */
-    PLAN_FORCED_LAYERS,     /* forced_layers: a letter per layer, for tests */
+    PLAN_PAPER,         /* the closed form of the paper's section 4.1.2, with its ceiling */
+    PLAN_FORCED_LAYERS, /* forced_layers: a letter per layer, for tests */
 };
 
 /* Sliding-window attention: `layers` see only the last `tokens` positions.  In these layers a
@@ -124,7 +122,7 @@ struct plan_request {
     enum plan_mode mode;
     const char *forced_layers; /* [n_layers] of R, H, K; borrowed for the call */
 
-    /* Token-wise modes need costs as functions of the token count. */
+    /* Costs as functions of the token count. */
     const struct platform *platform;
     int64_t n_tokens; /* history to restore */
     int tier;         /* tier of `platform` that has the records */
@@ -133,7 +131,7 @@ struct plan_request {
 struct plan {
     enum plan_mode mode;
     int n_layers;
-    /* A letter per layer, RRHHKK, with final zero ('T': token-wise). */
+    /* A letter per layer, RRHHKK, with final zero. */
     char method[PLAN_MAX_LAYERS + 1];
     int n_r, n_h, n_k;
     int n_io; /* layers that are read; io_order[0, n_io) is their order */
@@ -150,9 +148,6 @@ struct plan {
     double passed_gain_s;
     /* auto: the search was complete (optimal if overlap factors are 1, up to passed_gain_s). */
     bool exact;
-    /* token-wise modes: tokens restored from hidden states, and by the method `other`. */
-    int64_t tokens_h, tokens_other;
-    char other;       /* 'R' or 'K': method of tokens_other; also set in paper mode */
     char reason[192]; /* one line for people and for `run --json` */
     int n_r_added;    /* layers recomputed only because they, or later ones, lack records */
 };
@@ -168,8 +163,8 @@ int plan_make(const struct plan_request *req, struct plan *out, struct err *e);
  * mixture's time depends on the disk. docs/RESTORATION.md has the measurement. */
 bool plan_prefers_single(double mixture_s, double single_s, double spread);
 
-/* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper", "tokenwise",
- * "tokenwise-rounded" or a string of R, H, K. Sets mode; forced_layers then points into `text`. */
+/* Parses "auto", "hidden", "kv", "recompute", "kv+recompute", "paper" or a string of R, H, K. Sets
+ * mode; forced_layers then points into `text`. */
 int plan_mode_parse(const char *text, struct plan_request *req, struct err *e);
 const char *plan_mode_name(enum plan_mode mode);
 

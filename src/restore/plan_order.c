@@ -259,10 +259,6 @@ void plan_load(const struct plan_request *req, const struct plan *plan,
 {
     *load = plan_load_empty(req);
     load->job = job;
-    if (plan->method[0] == 'T') {
-        load->n_jobs = plan_tokenwise_jobs(req, plan, job);
-        return;
-    }
     int n = 0, r = plan_prefix_r(plan->method);
     bool reads[PLAN_MAX_LAYERS] = {false};
     for (int i = 0; i < plan->n_io; i++)

@@ -1,4 +1,4 @@
-/* plan_paper.c - the HCache paper's own partitions, for comparison.
+/* plan_paper.c - the HCache paper's own partition, for comparison.
  *
  * Section 4.1.2, with its ceiling:
  *
@@ -8,14 +8,7 @@
  *
  * Unlike plan_make (auto), it ignores that the last recomputed layer is a projection, that layer
  * 0 needs no read, that the lanes fill and drain, and that the ceiling may cost a whole C_H or
- * IO_H. The predicted time is still that of our pipeline, which does profit from a free layer 0.
- *
- * Section 6.3.2, token-wise: every layer is split at the same token. The paper's 794 of 1024
- * tokens are 31/40 of 1024 (793.6), which is the layer-wise ratio after the ceiling, so it is
- * computed that way here. The rounded variant takes the nearest multiple of the GEMM's tile
- * (768). Recomputed tokens are the first ones (they need no others), so their attention is
- * cheaper than that of the same share of layers. At long histories this can beat every
- * layer-wise plan. */
+ * IO_H. The predicted time is still that of our pipeline, which does profit from a free layer 0. */
 #include <math.h>
 #include <string.h>
 
@@ -76,9 +69,10 @@ int plan_paper(const struct plan_request *q, struct plan *out, struct err *e)
     int rc = check_numbers(q, e);
     if (rc != 0)
         return rc;
-    int h = closed_form_h(q->n_layers, mean_costs(q), &out->other);
+    char other;
+    int h = closed_form_h(q->n_layers, mean_costs(q), &other);
     int o = q->n_layers - h;
-    if (out->other == 'K') {
+    if (other == 'K') {
         memset(out->method, 'H', (size_t)h);
         memset(out->method + h, 'K', (size_t)o);
     } else {
@@ -87,68 +81,4 @@ int plan_paper(const struct plan_request *q, struct plan *out, struct err *e)
     }
     out->method[q->n_layers] = 0;
     return 0;
-}
-
-int plan_tokenwise(const struct plan_request *q, struct plan *out, struct err *e)
-{
-    const struct platform *p = q->platform;
-    if (p == NULL || q->n_tokens <= 0)
-        return err_set(
-            e, ERR_USAGE,
-            "plan %s: needs a platform and the number of tokens, because it computes "
-            "the costs of parts of the history",
-            plan_mode_name(q->mode));
-    int rc = check_numbers(q, e);
-    if (rc != 0)
-        return rc;
-    int h = closed_form_h(q->n_layers, mean_costs(q), &out->other);
-    double tokens = (double)q->n_tokens * h / q->n_layers;
-    double unit = 1;
-    if (q->mode == PLAN_TOKENWISE_ROUNDED)
-        unit = p->tile_tokens > 1 ? p->tile_tokens : 64;
-    int64_t t = (int64_t)(round(tokens / unit) * unit);
-    out->tokens_h = MIN(t, q->n_tokens);
-    out->tokens_other = q->n_tokens - out->tokens_h;
-    for (int i = 0; i < q->n_layers; i++) {
-        if ((out->tokens_h > 0 && !q->layer[i].has_h && !q->layer[i].h_free) ||
-            (out->tokens_other > 0 && out->other == 'K' && !q->layer[i].has_kv))
-            return err_set(e, ERR_NOT_FOUND, "plan %s: layer %d lacks a record it needs",
-                           plan_mode_name(q->mode), i);
-        if (out->tokens_other > 0 && out->other == 'R' && !q->layer[i].can_recompute)
-            return err_set(e, ERR_NOT_FOUND, "plan %s: layer %d cannot be recomputed",
-                           plan_mode_name(q->mode), i);
-    }
-    memset(out->method, 'T', (size_t)q->n_layers);
-    out->method[q->n_layers] = 0;
-    return 0;
-}
-
-int plan_tokenwise_jobs(const struct plan_request *q, const struct plan *plan,
-                        struct pipe_job *job)
-{
-    const struct platform *p = q->platform;
-    int64_t nh = plan->tokens_h, no = plan->tokens_other;
-    int n = 0;
-    for (int i = 0; i < plan->n_layers; i++) {
-        bool last = i == plan->n_layers - 1;
-        struct pipe_job h = {
-            .layer = (int16_t)i, .method = 'H', .comp_s = platform_h_s(p, nh)};
-        struct pipe_job o = {.layer = (int16_t)i, .method = plan->other};
-        if (!q->layer[i].h_free) {
-            h.io_s = plan_io_s(p, q->tier, nh, RECORD_HIDDEN);
-            h.up_s = plan_up_s(p, q->tier, nh, RECORD_HIDDEN);
-        }
-        if (plan->other == 'K') {
-            o.io_s = plan_io_s(p, q->tier, no, RECORD_KV);
-            o.up_s = plan_up_s(p, q->tier, no, RECORD_KV);
-            o.comp_s = platform_kv_s(p, no);
-        } else {
-            o.comp_s = last ? platform_h_s(p, no) : platform_tok_s(p, no);
-        }
-        if (no > 0)
-            job[n++] = o;
-        if (nh > 0)
-            job[n++] = h;
-    }
-    return n;
 }

@@ -58,7 +58,7 @@ bool plan_is_fused(const struct plan_request *req);
 /* Returns the number of leading R. */
 int plan_prefix_r(const char *method);
 
-/* Makes the load of a finished plan, with its reads in io_order (token-wise: in layer order). */
+/* Makes the load of a finished plan, with its reads in io_order. */
 void plan_load(const struct plan_request *req, const struct plan *plan,
                struct pipe_job *job, struct pipe_load *load);
 
@@ -220,13 +220,8 @@ void search_branch(struct search *s);
 
 /* ---- plan_paper.c ---- */
 
-/* Applies the paper's closed form: fills method and other. */
+/* Applies the paper's closed form: fills method. */
 int plan_paper(const struct plan_request *req, struct plan *out, struct err *e);
-/* Plans in the token-wise modes: fills method, other, tokens_h and tokens_other. */
-int plan_tokenwise(const struct plan_request *req, struct plan *out, struct err *e);
-/* Makes the jobs of a token-wise plan: two jobs per layer. */
-int plan_tokenwise_jobs(const struct plan_request *req, const struct plan *plan,
-                        struct pipe_job *job);
 
 /* ---- plan_check.c ---- */
 

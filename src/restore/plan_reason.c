@@ -117,13 +117,7 @@ void plan_explain(const struct plan_request *q, struct plan *out)
         explain_mixture(q, out);
         break;
     case PLAN_PAPER:
-        say(out, "paper's closed form: %d H + %d %s", out->n_h, q->n_layers - out->n_h,
-            out->other == 'K' ? "KV" : "RE");
-        break;
-    case PLAN_TOKENWISE:
-    case PLAN_TOKENWISE_ROUNDED:
-        say(out, "token-wise: %lld tokens H + %lld tokens %s", (long long)out->tokens_h,
-            (long long)out->tokens_other, out->other == 'K' ? "KV" : "RE");
+        say(out, "paper's closed form: %d R + %d H + %d KV", out->n_r, out->n_h, out->n_k);
         break;
     case PLAN_FORCED_LAYERS:
         say(out, "forced");

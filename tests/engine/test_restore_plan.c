@@ -446,18 +446,6 @@ static void a_truncated_context_is_restored_another_way(void **state)
     lab_close(&l, NULL);
 }
 
-/* A token-wise plan needs hidden states. Without them it is refused by its own reason. */
-static void a_whole_context_keeps_its_reason(void **state)
-{
-    static const uint8_t kinds[] = {K, K, K};
-    struct lab l;
-    lab_open(&l, 0, &(struct et_ask){.plan = "tokenwise"});
-    find(&l, kinds, 3);
-    assert_int_equal(make(&l, 0), 0);
-    assert_int_equal(l.s->out.err.code, ERR_NOT_FOUND);
-    lab_close(&l, NULL);
-}
-
 /* --- prices, and the job ---------------------------------------------------------------------- */
 
 /* The price of computing the tokens is that of those that are not done. A forced plan has none. */
@@ -552,7 +540,6 @@ int main(int argc, char **argv)
         cmocka_unit_test(the_first_restore_is_predicted),
         cmocka_unit_test(nothing_is_restored_if_prefill_is_faster),
         cmocka_unit_test(a_truncated_context_is_restored_another_way),
-        cmocka_unit_test(a_whole_context_keeps_its_reason),
         cmocka_unit_test(the_price_is_that_of_the_rest),
         cmocka_unit_test(a_missing_view_has_the_price_of_a_replay),
         cmocka_unit_test(the_job_is_the_plan),

@@ -50,9 +50,6 @@ static void tell_numbers(struct textbuf *b, const struct plan *p)
                  p->restore_s * 1e3, p->io_busy_s * 1e3, p->comp_busy_s * 1e3, p->bubble,
                  p->stored_bytes_per_token);
     textbuf_addf(b, ", passed %.6g ms\n", p->passed_gain_s * 1e3);
-    if (p->tokens_h != 0 || p->tokens_other != 0)
-        textbuf_addf(b, "    %lld tokens H, %lld tokens %c\n", (long long)p->tokens_h,
-                     (long long)p->tokens_other, p->other);
 }
 
 static void tell(struct textbuf *b, const char *name, int rc, const struct plan *p,
@@ -329,10 +326,10 @@ static void cuts_of_long_chains_are_the_golden_ones(void **state)
     golden_digests(&b, GOLDEN, "long_cuts");
 }
 
-/* Plans of whole contexts on a platform, token-wise ones too, with stages and without. */
+/* Plans of whole contexts on a platform, with stages and without. */
 static void platforms_make_the_golden_plans(void **state)
 {
-    static const char *const modes[] = {"auto", "tokenwise", "tokenwise-rounded", "paper"};
+    static const char *const modes[] = {"auto", "paper"};
     struct textbuf b = {0};
     for (int k = 0; k < 24; k++) {
         struct rng r = {9000 + (uint64_t)k};

@@ -948,20 +948,6 @@ static void the_disk_dies(void **state)
 
 /* --- records that do not fit the plan --------------------------------------------------------- */
 
-/* A plan that this engine cannot carry out restores nothing and condemns nothing. */
-static void plans_that_cannot_be_carried_out(void **state)
-{
-    struct place p;
-    place_open(&p, 9, "both");
-    struct et_run r = restore(&p, "none", "tokenwise");
-    assert_int_equal(r.n_cached, 0);
-    struct store_stats stats;
-    store_stats(p.k.store, &stats);
-    assert_int_equal(stats.n_corrupt, 0);
-    assert_int_equal(restore(&p, "none", "kv").n_cached, N_CHUNKS * 64);
-    place_close(&p);
-}
-
 /* A store has records of another size under the same keys. Such a record is refused before it can
  * overrun a staging slot. */
 static void records_of_another_size(void **state)
@@ -1033,7 +1019,6 @@ int main(void)
         cmocka_unit_test(trouble_of_the_moment),
         cmocka_unit_test(damaged_medium),
         cmocka_unit_test(the_disk_dies),
-        cmocka_unit_test(plans_that_cannot_be_carried_out),
         cmocka_unit_test(records_of_another_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
