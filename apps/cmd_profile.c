@@ -167,11 +167,7 @@ static void print_compute(const struct platform *p)
     printf("  prefill of 512 new tokens behind 0, 2048, 8192: %.2f, %.2f, %.2f ms\n",
            platform_prefill_s(p, 0, 512) * 1e3, platform_prefill_s(p, 2048, 512) * 1e3,
            platform_prefill_s(p, 8192, 512) * 1e3);
-    printf("  GEMM of the projection by rows, GFLOP/s:");
-    for (int i = 0; i < PLATFORM_GEMM_SIZES; i++)
-        if (p->gemm_flops[i] > 0)
-            printf(" %d: %.1f", platform_gemm_rows(i), p->gemm_flops[i] * 1e-9);
-    printf("\n  embedding %.3f us a token, head %.3f ms\n\n", p->embed_s * 1e6,
+    printf("  embedding %.3f us a token, head %.3f ms\n\n", p->embed_s * 1e6,
            p->head_s * 1e3);
     if (p->unpack_bytes_per_s > 0)
         printf("  unpacking state %.2f GB/s, all threads together\n",
@@ -196,11 +192,6 @@ static void print_tier(const struct platform *p, int i)
     printf("\n  %-10s 1000 tokens of a layer: IO_H %.3f ms, IO_KV %.3f ms\n", "",
            platform_io_s(p, i, 1000, RECORD_HIDDEN) * 1e3,
            platform_io_s(p, i, 1000, RECORD_KV) * 1e3);
-    printf("  %-10s GB/s by reads in flight:", "");
-    for (int d = 0; d < PLATFORM_DEPTHS; d++)
-        if (t->depth_bytes_per_s[d] > 0)
-            printf(" %d: %.2f", 1 << d, t->depth_bytes_per_s[d] * 1e-9);
-    printf("\n");
 }
 
 static void print_platform(const struct platform *p, const struct profile_args *a)
@@ -230,11 +221,9 @@ static int print_shares(struct stack *k, const struct platform *p, struct err *e
     if (rc == 0)
         rc = device_ceilings_measure(&r, &most, err);
     if (rc == 0) {
-        double best = 0;
-        for (int i = 0; i < PLATFORM_GEMM_SIZES; i++)
-            best = p->gemm_flops[i] > best ? p->gemm_flops[i] : best;
+        double flop = 2.0 * k->model->cfg.n_embd * config_kv_width(&k->model->cfg, 0);
         device_ceilings_print(&most, &r);
-        printf("  projection: %.2f of the GEMM rate;", best / most.gemm_flops);
+        printf("  projection: %.2f of the GEMM rate;", flop / p->c_h.b_s / most.gemm_flops);
         for (int i = 0; i < p->n_tiers; i++)
             printf(" %s: %.2f of pinned copies up;", p->tier[i].name,
                    platform_io_bytes_per_s(p, i) / most.up_bytes_per_s);

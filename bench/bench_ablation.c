@@ -43,7 +43,7 @@ static const struct opt options[] = {
     BENCH_OPT_PARALLEL,
     BENCH_OPT_BATCH,
     {"figures", OPT(struct ablation_args, figures), .arg = "F[,F...]",
-     .def = "11ac,11df,11gi,6.1.3,12,13,14",
+     .def = "11ac,11df,11gi,6.1.3,12,14",
      .help = "the figures to make, so that a run can be made in pieces"},
     {"save-csv", OPT(struct ablation_args, save_csv), .arg = "FILE",
      .help = "a file written by hcache bench save --csv, for figure 14"},
@@ -380,25 +380,6 @@ static int figure_12(struct ablation *b, struct err *err)
     return 0;
 }
 
-/* --- figure 13 -------------------------------------------------------------------------------- */
-
-static int figure_13(struct ablation *b, struct err *err)
-{
-    (void)err;
-    report_heading(&b->r, "Figure 13 b: the projection's GEMM by tokens (measured)");
-    report_table_begin(&b->r, "tokens\tGFLOP/s");
-    for (int i = 0; i < PLATFORM_GEMM_SIZES; i++) {
-        double gflops = b->lab.platform.gemm_flops[i] * 1e-9;
-        if (!(gflops > 0))
-            continue;
-        report_row(&b->r, "%d\t%.1f", platform_gemm_rows(i), gflops);
-        fprintf(b->csv, "13b,measured,gemm,%d,gflops,,,,%.2f,,\n", platform_gemm_rows(i),
-                gflops);
-    }
-    report_table_end(&b->r);
-    return 0;
-}
-
 /* --- figure 14 -------------------------------------------------------------------------------- */
 
 /* Draws the figure from the results of `hcache bench save`, which switches saving on and off within
@@ -428,8 +409,7 @@ static const struct {
     bool needs_lab; /* false: the figure only shows existing results */
 } figures[] = {{"11ac", figure_11_gpus, true},   {"11df", figure_11_bandwidth, true},
                {"11gi", figure_11_length, true}, {"6.1.3", balance, true},
-               {"12", figure_12, true},          {"13", figure_13, true},
-               {"14", figure_14, false}};
+               {"12", figure_12, true},          {"14", figure_14, false}};
 enum { N_FIGURES = sizeof figures / sizeof *figures };
 
 static bool is_wanted(const struct ablation_args *a, const char *figure)

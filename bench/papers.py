@@ -227,11 +227,6 @@ def ablation(figures):
                 rows.append((f"{figure} {setting}, {tokens} tokens", papers.get(figure, ""),
                              f"{ms['kv'] / ms['auto']:.2f}, {ms['recompute'] / ms['auto']:.2f}",
                              f"times faster than KV, than recomputing; {by['auto']['kind']}; {by['auto']['plan']}{note if by['auto']['kind'] != 'modelled' else ''}"))
-            elif figure.startswith("13"):
-                for k, v in by.items():
-                    ms, name = v["ms"] or v["predicted_ms"], f"{figure} {setting}, {tokens} tokens, {k}"
-                    rows.append((name, "", float(ms), f"ms, {v['kind']}") if ms else
-                                (name, "", float(v["tokens_per_s"]), "GFLOP/s"))
         return rows
     return make
 
@@ -294,8 +289,8 @@ FIGURES = (
      served("documents", seconds=400, drain=30)),
     ("fig11", "HCache", "Figure 11: platforms, storage, lengths", "run at scale; a-c modelled", False,
      ablation(("11ac", "11df", "11gi"))),
-    ("fig12", "HCache", "Figures 12 and 13: scheduler and partition", "run at scale", False,
-     ablation(("12", "13"))),
+    ("fig12", "HCache", "Figure 12: scheduler", "run at scale", False,
+     ablation(("12",))),
     ("fig14", "HCache", "Figure 14: two-stage saving", "run at scale", False, figure14),
     ("fig15", "HCache", "Figure 15: reuse on the device, by skew", "run at scale", False,
      served("skew", seconds=400, drain=30)),

@@ -54,12 +54,6 @@ static const struct key keys[] = {
     {"c_kv_r2", KEY_NUMBER, AT(c_kv_r2), FRACTION},
     {"piece_tokens", KEY_INT, AT(piece_tokens), 0},
     {"h_piece_tokens", KEY_INT, AT(h_piece_tokens), 0},
-    {"gemm_1_flops", KEY_NUMBER, AT(gemm_flops[0]), 0},
-    {"gemm_16_flops", KEY_NUMBER, AT(gemm_flops[1]), 0},
-    {"gemm_64_flops", KEY_NUMBER, AT(gemm_flops[2]), 0},
-    {"gemm_128_flops", KEY_NUMBER, AT(gemm_flops[3]), 0},
-    {"gemm_256_flops", KEY_NUMBER, AT(gemm_flops[4]), 0},
-    {"gemm_512_flops", KEY_NUMBER, AT(gemm_flops[5]), 0},
     {"gemm_correction_log2", KEY_NUMBER, AT(gemm_correction.log2), SIGNED},
     {"gemm_n_observed", KEY_INT, AT(gemm_correction.n_observed), 0},
     {"kv_correction_log2", KEY_NUMBER, AT(kv_correction.log2), SIGNED},
@@ -83,13 +77,6 @@ static const struct key tier_keys[] = {
     {"gather_bytes_per_s", KEY_NUMBER, AT(tier[0].gather_bytes_per_s), 0},
     {"request_s", KEY_NUMBER, AT(tier[0].request_s), 0},
     {"r2", KEY_NUMBER, AT(tier[0].r2), FRACTION},
-    {"depth1_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[0]), 0},
-    {"depth2_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[1]), 0},
-    {"depth4_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[2]), 0},
-    {"depth8_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[3]), 0},
-    {"depth16_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[4]), 0},
-    {"depth32_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[5]), 0},
-    {"depth64_bytes_per_s", KEY_NUMBER, AT(tier[0].depth_bytes_per_s[6]), 0},
     {"correction_log2", KEY_NUMBER, AT(tier[0].correction.log2), SIGNED},
     {"n_observed", KEY_INT, AT(tier[0].correction.n_observed), 0},
     {"spread_log2", KEY_NUMBER, AT(tier[0].correction.spread_log2), 0},
@@ -99,14 +86,6 @@ enum {
     N_KEYS = sizeof keys / sizeof *keys,
     N_TIER_KEYS = sizeof tier_keys / sizeof *tier_keys
 };
-
-static const int gemm_rows[PLATFORM_GEMM_SIZES] = {1, 16, 64, 128, 256, 512};
-
-int platform_gemm_rows(int i)
-{
-    CHECK(i >= 0 && i < PLATFORM_GEMM_SIZES);
-    return gemm_rows[i];
-}
 
 /* Finds the key of index i over all keys, tiers included: its full name and its field. */
 static bool key_at(int i, struct key *out, char *name, size_t cap)

@@ -32,9 +32,6 @@ enum {
     PLATFORM_TIERS_MAX = 8,
     PLATFORM_FORMAT_MAX = 16384, /* the text of platform_format is never longer */
     PLATFORM_CHUNK_TOKENS = 64,  /* tokens of one record */
-    PLATFORM_DEPTHS = 7,         /* reads in flight: 1, 2, 4, ... 64 */
-    /* Numbers of rows for which FLOP/s are measured: see platform_gemm_rows. */
-    PLATFORM_GEMM_SIZES = 6,
     PLATFORM_MAX_STAGES = 16,
 };
 
@@ -75,9 +72,6 @@ struct platform_tier {
     /* Seconds per record beyond those for its bytes, with the queue full. */
     double request_s;
     double r2; /* R^2 of the fit over both kinds and many lengths; 0: unknown */
-    /* Bandwidth with 2^i records in flight; 0: not measured. It is only shown to people: plans do
-     * not use it, because a restore keeps more reads in flight. */
-    double depth_bytes_per_s[PLATFORM_DEPTHS];
     struct platform_correction correction;
 };
 
@@ -97,8 +91,6 @@ struct platform {
     /* Rows that one call computes, of whole layers and of hidden states. A longer run is cut,
      * and each piece pays a_s. 0: one piece. */
     int piece_tokens, h_piece_tokens;
-    /* FLOP/s of the K/V projection, by rows; 0: not measured */
-    double gemm_flops[PLATFORM_GEMM_SIZES];
     /* Factor of C_tok, C_H, embedding and head. */
     struct platform_correction gemm_correction;
     struct platform_correction kv_correction; /* factor of the loading of K and V, C_KV */
@@ -240,9 +232,6 @@ struct platform platform_shared(const struct platform *p, double io_share,
  * 0). A measured platform without tiers gets one of this speed, since the limit is all that is
  * known. */
 void platform_throttle(struct platform *p, int tier, double bytes_per_s);
-
-/* Returns the token count of gemm_flops[i]. */
-int platform_gemm_rows(int i);
 
 /* Returns the bandwidth at which reading a hidden state takes as long as projecting it (paper
  * 6.1.3). */

@@ -548,24 +548,15 @@ static int fit_layers(struct platform *p, struct bench *b, int rows, bool full)
     return rc;
 }
 
-static double projection_flop(const struct model *m, int n)
-{
-    return 2.0 * n * m->cfg.n_embd * config_kv_width(&m->cfg, 0);
-}
-
 static int fit_projection(struct platform *p, struct bench *b, int rows, bool full)
 {
     struct samples v = {.n = 0};
     int rc = 0;
-    for (int i = 0; rc == 0 && i < PLATFORM_GEMM_SIZES; i++) {
-        int n = platform_gemm_rows(i);
-        if (n > rows || (!full && n != FEW_ROWS && n != rows))
+    for (int n = FEW_ROWS; rc == 0 && n <= rows; n *= 2) {
+        if (!full && n != FEW_ROWS && n != rows)
             continue;
-        struct samples few = {.n = 0}, *into = n < FEW_ROWS ? &few : &v;
-        rc = add_sample(into, b, run_project, n, (struct regress_sample){.x = {n, 1}});
-        if (n >= FEW_ROWS)
-            note_share(p, b);
-        p->gemm_flops[i] = projection_flop(b->m, n) / into->s[into->n - 1].y;
+        rc = add_sample(&v, b, run_project, n, (struct regress_sample){.x = {n, 1}});
+        note_share(p, b);
     }
     if (rc == 0 && v.n == 0)
         rc = add_sample(&v, b, run_project, rows, (struct regress_sample){.x = {rows, 1}});

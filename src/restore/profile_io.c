@@ -169,22 +169,6 @@ static void fit_tier(const struct io_samples *v, struct platform_tier *t)
     t->correction.spread_log2 = log2(1 + fmin(f.rms, 0.4));
 }
 
-/* Measures the bandwidth by the number of reads in flight, on the larger records. */
-static int measure_depths(struct profile_reads *r, enum store_kind kind,
-                          struct platform_tier *t, struct err *err)
-{
-    int64_t t0 = clock_now_ns();
-    int rc = 0;
-    for (int i = 0; rc == 0 && i < PLATFORM_DEPTHS && 1 << i <= r->depth &&
-                    clock_now_ns() - t0 < TIER_NS;
-         i++) {
-        struct profile_tally y;
-        rc = profile_reads_run(r, kind, 256, 1 << i, NULL, &y, err);
-        t->depth_bytes_per_s[i] = (double)y.bytes / ((double)(y.ns > 0 ? y.ns : 1) * 1e-9);
-    }
-    return rc;
-}
-
 /* Measures the copy to the device: from staging, or from the memory of a store in memory. */
 static int measure_copies(struct profile_reads *r, struct platform_tier *t, struct err *err)
 {
@@ -208,7 +192,6 @@ static int measure_tier(struct profile_reads *r, bool full, struct platform_tier
                         struct err *err)
 {
     struct io_samples v = {.n = 0};
-    enum store_kind largest = profile_reads_has(r, STORE_KV) ? STORE_KV : STORE_HIDDEN;
     int64_t t0 = clock_now_ns();
     int rc = measure_round(r, &v, err);
     for (int k = 1; rc == 0 && full && k < FULL_ROUNDS && clock_now_ns() - t0 < TIER_NS;
@@ -219,10 +202,7 @@ static int measure_tier(struct profile_reads *r, bool full, struct platform_tier
     if (v.bytes == 0)
         return err_set(err, -EIO, "profile: no stored record could be read");
     fit_tier(&v, t);
-    rc = measure_copies(r, t, err);
-    if (rc != 0)
-        return rc;
-    return full ? measure_depths(r, largest, t, err) : 0;
+    return measure_copies(r, t, err);
 }
 
 int profile_tier(struct platform_tier *t, const struct model *m,

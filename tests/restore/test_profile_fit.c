@@ -253,13 +253,6 @@ static void curves_have_the_times_of_the_operations(void **state)
         assert_near(p.embed_s, EMBED_NS * 1e-9);
         assert_near(p.head_s, (ROW_NS + CALL_NS) * 1e-9);
         assert_near(p.cpu_share, 0.95);
-        for (int g = 0; g < PLATFORM_GEMM_SIZES; g++) {
-            int n = platform_gemm_rows(g);
-            bool is_measured = n <= group && (full || n == 64 || n == group);
-            double flop = 2.0 * n * 64 * 2 * 64;
-            double s = PROJECTION_PRODUCTS * (n * ROW_NS + CALL_NS) * 1e-9;
-            assert_near(p.gemm_flops[g], is_measured ? flop / s : 0);
-        }
         close_all();
     }
 }
@@ -429,7 +422,7 @@ static struct platform_tier tier_of(const struct profile_source *from,
     return t;
 }
 
-/* On a disk that takes time for bytes alone, a tier has the disk's speed at every depth. */
+/* On a disk that takes time for bytes alone, a tier has the disk's speed. */
 static void a_tier_has_the_speed_of_its_disk(void **state)
 {
     open_with(1024, 512);
@@ -440,15 +433,11 @@ static void a_tier_has_the_speed_of_its_disk(void **state)
     assert_true(fabs(t.bytes_per_s - 1e9) < 1e6);
     assert_true(t.latency_s >= 0 && t.latency_s < 1e-7 && t.request_s < 1e-7);
     assert_true(t.r2 > 0.999);
-    for (int i = 0; i < PLATFORM_DEPTHS; i++)
-        assert_true(fabs(t.depth_bytes_per_s[i] - 1e9) < 1e6);
     assert_true(t.correction.spread_log2 >= 0 && t.correction.spread_log2 < 0.01);
     /* memory is unified */
     assert_true(t.up_bytes_per_s == 0 && t.gather_bytes_per_s == 0);
     t = tier_of(&from, PROFILE_QUICK);
     assert_true(fabs(t.bytes_per_s - 1e9) < 1e6);
-    for (int i = 0; i < PLATFORM_DEPTHS; i++)
-        assert_true(t.depth_bytes_per_s[i] == 0);
     close_scratch();
     close_all();
 }
@@ -467,7 +456,7 @@ static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
     t = tier_of(&from, PROFILE_FULL);
     double full_s = (double)(clock_now_ns() - t0) * 1e-9;
     assert_true(fabs(t.bytes_per_s - 500000) < 5000);
-    if (!(quick_s > 3 && quick_s < 30 && full_s > quick_s && full_s < 60))
+    if (!(quick_s > 3 && quick_s < 30 && full_s > 3 && full_s < 60))
         fail_msg("%.3f s, %.3f s", quick_s, full_s);
     close_scratch();
     close_all();
