@@ -245,138 +245,6 @@ static double lanes_seconds(const struct hybrid_machine *m, const struct minibat
     return sum;
 }
 
-/* --- better by exchange ----------------------------------------------------------------------- */
-
-struct search {
-    const struct hybrid_machine *m;
-    const struct minibatch_room *room;
-    const struct minibatch_request *r;
-    int n;
-    int *of;
-    struct minibatch *bins;
-    int n_bins;
-    double seconds; /* minibatch_layer_seconds of the present mini-batches */
-    /* Upper limit of lanes_seconds. It keeps each mini-batch balanced by itself, which matters when
-     * loads do not come exactly when the model says. */
-    double most_lanes;
-    int64_t steps; /* the search ends after this many evaluated mini-batches */
-};
-
-static void take_out(struct minibatch *b, const struct minibatch_request *r)
-{
-    b->n_act -= r->n_act;
-    b->n_kv -= r->n_kv;
-    b->n_written -= r->n_written;
-    b->n_requests--;
-}
-
-/* Returns whether the present mini-batches are better than before. If so, keeps their seconds. */
-static bool is_shorter(struct search *s)
-{
-    double seconds = minibatch_layer_seconds(s->m, s->bins, s->n_bins);
-    s->steps -= s->n_bins;
-    if (seconds >= s->seconds * (1 - 1e-9) ||
-        lanes_seconds(s->m, s->bins, s->n_bins) > s->most_lanes)
-        return false;
-    s->seconds = seconds;
-    return true;
-}
-
-/* Moves request i to mini-batch k, even if k has no room. */
-static void move_to(struct search *s, int i, int k)
-{
-    take_out(&s->bins[s->of[i]], &s->r[i]);
-    put(&s->bins[k], &s->r[i]);
-    s->of[i] = k;
-}
-
-static bool holds(const struct search *s, int k)
-{
-    const struct minibatch *b = &s->bins[k];
-    return b->n_requests == 1 ||
-           (b->n_act <= s->room->n_act && blocks_of(b) + b->n_written <= s->room->n_blocks);
-}
-
-static bool is_alike(const struct minibatch_request *a, const struct minibatch_request *b)
-{
-    return a->n_act == b->n_act && a->n_kv == b->n_kv && a->n_written == b->n_written;
-}
-
-/* Exchanges requests i and j if this shortens the layer. Returns whether it did. The next two
- * functions do the same for a request that moves, and for the order of two mini-batches. */
-static bool try_exchange(struct search *s, int i, int j)
-{
-    int a = s->of[i], b = s->of[j];
-    if (a == b || is_alike(&s->r[i], &s->r[j]))
-        return false;
-    move_to(s, i, b);
-    move_to(s, j, a);
-    if (holds(s, a) && holds(s, b) && is_shorter(s))
-        return true;
-    move_to(s, i, a);
-    move_to(s, j, b);
-    return false;
-}
-
-static bool try_move(struct search *s, int i, int k)
-{
-    int old = s->of[i];
-    if (old == k || s->bins[old].n_requests == 1)
-        return false;
-    move_to(s, i, k);
-    if (holds(s, k) && is_shorter(s))
-        return true;
-    move_to(s, i, old);
-    return false;
-}
-
-static void swap_bins(struct search *s, int a, int b)
-{
-    struct minibatch t = s->bins[a];
-    s->bins[a] = s->bins[b];
-    s->bins[b] = t;
-    for (int i = 0; i < s->n; i++)
-        s->of[i] = s->of[i] == a ? b : s->of[i] == b ? a : s->of[i];
-}
-
-static bool try_order(struct search *s, int a, int b)
-{
-    swap_bins(s, a, b);
-    if (is_shorter(s))
-        return true;
-    swap_bins(s, a, b);
-    return false;
-}
-
-static bool exchange_some(struct search *s)
-{
-    bool is_better = false;
-    for (int a = 0; a < s->n_bins; a++)
-        for (int b = a + 1; b < s->n_bins && s->steps > 0; b++)
-            is_better |= try_order(s, a, b);
-    for (int i = 0; i < s->n; i++) {
-        for (int k = 0; k < s->n_bins && s->steps > 0; k++)
-            is_better |= try_move(s, i, k);
-        for (int j = i + 1; j < s->n && s->steps > 0; j++)
-            is_better |= try_exchange(s, i, j);
-    }
-    return is_better;
-}
-
-/* Limits the search to about a millisecond in each step of the engine. */
-#define MOST_EVALUATED 100000
-
-static void exchange(const struct hybrid_machine *m, const struct minibatch_room *room,
-                     const struct minibatch_request *r, int n, int *of,
-                     struct minibatch *bins, int n_bins)
-{
-    struct search s = {m, room, r, n, of, bins, n_bins, .steps = MOST_EVALUATED};
-    s.seconds = minibatch_layer_seconds(m, bins, n_bins);
-    s.most_lanes = 1.1 * lanes_seconds(m, bins, n_bins);
-    while (s.steps > 0 && exchange_some(&s)) {
-    }
-}
-
 /* --- several ways to begin -------------------------------------------------------------------- */
 
 /* Forms n_bins mini-batches of requests in their order. Their numbers of requests differ by at most
@@ -398,7 +266,7 @@ static bool form_as_they_come(const struct minibatch_room *room,
     return true;
 }
 
-enum { N_SLACKS = 6, AS_THEY_COME = N_SLACKS, N_BEGINNINGS };
+enum { N_SLACKS = 3, AS_THEY_COME = N_SLACKS, N_BEGINNINGS };
 
 /* Forms mini-batches in one of N_BEGINNINGS ways. Returns their number, or 0 if there is no
  * room. */
@@ -406,7 +274,7 @@ static int begin(const struct hybrid_machine *m, const struct minibatch_room *ro
                  const struct minibatch_request *r, int n, int way, int n_bins, int *of,
                  struct minibatch *bins)
 {
-    static const double slacks[N_SLACKS] = {0, 0.0625, 0.125, 0.25, 0.5, 1};
+    static const double slacks[N_SLACKS] = {0, 0.25, 1};
     if (way == AS_THEY_COME)
         return form_as_they_come(room, r, n, n_bins, of, bins) ? n_bins : 0;
     return form_balanced(m, room, r, n, slacks[way], n_bins, of, bins);
@@ -414,8 +282,7 @@ static int begin(const struct hybrid_machine *m, const struct minibatch_room *ro
 
 /* Full buffers determine the number of mini-batches. Whole requests seldom fill equal shares
  * exactly, so several sizes of the share are tried, and the requests in their order. The shortest
- * layer wins. In a tie, the layer whose mini-batches are each balanced wins. Exchanges then shorten
- * the winner. */
+ * layer wins. In a tie, the layer whose mini-batches are each balanced wins. */
 static int form_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                      const struct minibatch_request *r, int n, int *of,
                      struct minibatch *bins)
@@ -436,9 +303,7 @@ static int form_best(const struct hybrid_machine *m, const struct minibatch_room
         best_lanes = lanes;
         best_way = way;
     }
-    n_bins = begin(m, room, r, n, best_way, n_bins, of, bins);
-    exchange(m, room, r, n, of, bins, n_bins);
-    return n_bins;
+    return begin(m, room, r, n, best_way, n_bins, of, bins);
 }
 
 int minibatch_form(const struct hybrid_machine *m, const struct minibatch_room *room,
