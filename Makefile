@@ -214,9 +214,9 @@ $(B)/emu/%.o: %.cc $(B)/flags.stamp
 	@$(CXX) -std=c++17 $(SYMBOLS) -O2 -I. -Isrc -MMD -MP $(EMU_FLAGS) -c -o $@ $<
 
 # The files that tests share are an archive, so that a test is linked only with those that it uses,
-# and has 1 MB instead of 22.  linewise.c and strict.c act before and after main and no test refers
+# and has 1 MB instead of 22.  unit.c and strict.c act before and after main and no test refers
 # to them, so they are linked explicitly.
-TEST_MAIN := $(filter %/linewise.o %/strict.o,$(TESTLIB_OBJ))
+TEST_MAIN := $(filter %/base/unit.o %/strict.o,$(TESTLIB_OBJ))
 STRICT_LOCKS := $(filter %/strict_locks.o,$(TESTLIB_OBJ))
 TESTLIB := $(B)/tests/libtests.a
 # Three hundred programs are linked in half the time by gold, where it exists.

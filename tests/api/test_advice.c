@@ -6,7 +6,7 @@
 
 #include "api/cache_json.h"
 
-static void each_time_has_a_row(void **state)
+TEST(each_time_has_a_row)
 {
     struct hcache_advice a[HCACHE_ADVICES] = {0};
     for (int i = 0; i < HCACHE_ADVICES; i++)
@@ -26,12 +26,4 @@ static void each_time_has_a_row(void **state)
     free(first);
     free(next);
     json_free(list);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_time_has_a_row),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,7 +61,7 @@ static struct answers *make(int max_entries, size_t max_bytes)
     return m;
 }
 
-static void the_longest_beginning_is_found(void **state)
+TEST(the_longest_beginning_is_found)
 {
     struct answers *m;
     size_t n;
@@ -80,7 +80,7 @@ static void the_longest_beginning_is_found(void **state)
     answers_close(m);
 }
 
-static void salts_do_not_meet(void **state)
+TEST(salts_do_not_meet)
 {
     struct answers *m;
     size_t n;
@@ -94,7 +94,7 @@ static void salts_do_not_meet(void **state)
     answers_close(m);
 }
 
-static void the_least_used_goes_first(void **state)
+TEST(the_least_used_goes_first)
 {
     struct answers *m;
     size_t n;
@@ -113,7 +113,7 @@ static void the_least_used_goes_first(void **state)
 }
 
 /* The order is that of use, and not that of the entries' places. */
-static void places_that_are_used_again_keep_the_order(void **state)
+TEST(places_that_are_used_again_keep_the_order)
 {
     struct answers *m;
     size_t n;
@@ -128,7 +128,7 @@ static void places_that_are_used_again_keep_the_order(void **state)
     answers_close(m);
 }
 
-static void bytes_are_bounded(void **state)
+TEST(bytes_are_bounded)
 {
     struct answers *m;
     size_t n;
@@ -186,7 +186,7 @@ static int count(struct answers *m)
 
 /* The file survives its process, even one that is killed: this test closes nothing. It contains
  * neither text nor tokens. With another vocabulary the file is started anew. */
-static void a_file_outlives_the_process(void **state)
+TEST(a_file_outlives_the_process)
 {
     static char bytes[1 << 16];
     size_t n, size;
@@ -214,7 +214,7 @@ static void a_file_outlives_the_process(void **state)
 
 /* If the file is cut off anywhere, or any byte of it has changed, the complete entries before that
  * place are used, and new ones are added. */
-static void a_damaged_file_is_survived(void **state)
+TEST(a_damaged_file_is_survived)
 {
     static char good[1 << 16], bad[1 << 16];
     size_t n_good, n;
@@ -243,7 +243,7 @@ static void a_damaged_file_is_survived(void **state)
 }
 
 /* Storing equal answers again does not make the file grow without bound. */
-static void the_file_is_bounded(void **state)
+TEST(the_file_is_bounded)
 {
     static int32_t ids[4000];
     struct answers *m = open_file(4);
@@ -257,7 +257,7 @@ static void the_file_is_bounded(void **state)
 }
 
 /* The file is rewritten only when it has grown to twice its answers, and a mebibyte more. */
-static void the_file_grows_before_it_is_rewritten(void **state)
+TEST(the_file_grows_before_it_is_rewritten)
 {
     enum { N_IDS = 230000, TIMES = 3 };
     struct stat st;
@@ -277,7 +277,7 @@ static void the_file_grows_before_it_is_rewritten(void **state)
 /* The file keeps the order in which answers were stored, also when it is opened and written
  * anew. So after a restart, too, the oldest answer is the first to go. Only the owner may read
  * the file. */
-static void the_order_of_answers_outlives_the_process(void **state)
+TEST(the_order_of_answers_outlives_the_process)
 {
     struct stat st;
     size_t n;
@@ -313,7 +313,7 @@ static void limit_files(rlim_t n)
 
 /* A file that cannot be written at the start gives an error, and the old file stays. If a later
  * write fails, the file is given up and answers are remembered in memory only. */
-static void a_file_that_cannot_be_written_is_told(void **state)
+TEST(a_file_that_cannot_be_written_is_told)
 {
     struct answers *m = open_file(6);
     struct answers_opts o = {
@@ -395,7 +395,7 @@ static int n_pieces_left(const char *old, size_t n_old)
 
 /* Each kind of erasure reaches the answers that it concerns, in memory, in the file and after a
  * restart. An overwritten record does not hide those behind it. */
-static void erasures_reach_what_they_concern(void **state)
+TEST(erasures_reach_what_they_concern)
 {
     static const char *const texts[] = {"one", "two", "three", "four"};
     /* which answers are left: bit 0 is the first */
@@ -429,7 +429,7 @@ static void erasures_reach_what_they_concern(void **state)
 
 /* A record that is forgotten, replaced or dropped leaves nothing of its name and tokens in the
  * file, and needs no new space. */
-static void what_is_forgotten_is_overwritten(void **state)
+TEST(what_is_forgotten_is_overwritten)
 {
     static char old[1 << 16];
     size_t n;
@@ -465,7 +465,7 @@ static void what_is_forgotten_is_overwritten(void **state)
 }
 
 /* An answer lives as long as the shorter of its state's and the server's time to live. */
-static void answers_have_their_time(void **state)
+TEST(answers_have_their_time)
 {
     struct err err = {0};
     size_t n;
@@ -496,7 +496,7 @@ static void answers_have_their_time(void **state)
 }
 
 /* Without the secret beside it the file is worthless, also if there are no API keys. */
-static void the_file_is_salted(void **state)
+TEST(the_file_is_salted)
 {
     static char one[1 << 16], two[1 << 16];
     char key[sizeof path + 8];
@@ -529,7 +529,7 @@ static void the_file_is_salted(void **state)
 
 /* A client who fills the room drops answers of its own, also those that a file brought back: each
  * other client keeps its share, whichever bound is reached. */
-static void who_has_the_most_makes_room(void **state)
+TEST(who_has_the_most_makes_room)
 {
     static const int32_t many[200] = {7};
     for (int how = 0; how < 3; how++) {
@@ -566,7 +566,7 @@ static bool is_first_seven(void *arg, const uint8_t *key)
 }
 
 /* `hcache store gc` keeps the answers whose end is still stored. */
-static void collection_keeps_what_is_stored(void **state)
+TEST(collection_keeps_what_is_stored)
 {
     struct err err = {0};
     size_t n;
@@ -596,7 +596,7 @@ static void collection_keeps_what_is_stored(void **state)
     answers_close(m);
 }
 
-static void uses_are_counted(void **state)
+TEST(uses_are_counted)
 {
     struct answers *m = make(8, 1 << 20);
     struct answers_stats st;
@@ -628,30 +628,10 @@ static int remove_folder(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_longest_beginning_is_found),
-        cmocka_unit_test(salts_do_not_meet),
-        cmocka_unit_test(the_least_used_goes_first),
-        cmocka_unit_test(places_that_are_used_again_keep_the_order),
-        cmocka_unit_test(bytes_are_bounded),
-        cmocka_unit_test(a_file_outlives_the_process),
-        cmocka_unit_test(a_damaged_file_is_survived),
-        cmocka_unit_test(the_file_is_bounded),
-        cmocka_unit_test(the_file_grows_before_it_is_rewritten),
-        cmocka_unit_test(the_order_of_answers_outlives_the_process),
-        cmocka_unit_test(erasures_reach_what_they_concern),
-        cmocka_unit_test(what_is_forgotten_is_overwritten),
-        cmocka_unit_test(answers_have_their_time),
-        cmocka_unit_test(the_file_is_salted),
-        cmocka_unit_test(who_has_the_most_makes_room),
-        cmocka_unit_test(collection_keeps_what_is_stored),
-        cmocka_unit_test(a_file_that_cannot_be_written_is_told),
-        cmocka_unit_test(uses_are_counted),
-    };
     static const uint8_t secret[SEAL_KEY_BYTES] = {5};
-    int n_failed = cmocka_run_group_tests(tests, make_folder, remove_folder);
+    int n_failed = unit_run(make_folder, remove_folder);
     seal = seal_shared(secret);
-    n_failed += cmocka_run_group_tests_name("encrypted", tests, make_folder, remove_folder);
+    n_failed += unit_run(make_folder, remove_folder);
     seal_free(seal);
     return n_failed;
 }

@@ -7,7 +7,7 @@
 
 #include "api/client.h"
 
-static void a_request_names_the_model_or_none(void **state)
+TEST(a_request_names_the_model_or_none)
 {
     const struct client c = {.model_name = "demo"};
     struct fault f = {0};
@@ -20,7 +20,7 @@ static void a_request_names_the_model_or_none(void **state)
     assert_string_equal(f.message, "there is no model 'dem', only 'demo'");
 }
 
-static void a_model_has_several_names(void **state)
+TEST(a_model_has_several_names)
 {
     static const char *const names[] = {"Org/Model-Q4_1.gguf", "gpt-4o"};
     struct client c = {.model_name = names[0],
@@ -59,7 +59,7 @@ static void salt_is(const char *key, const char *cache_salt, const char *want)
 
 /* Two requests share state exactly if both the salts of their keys and their own salts are
  * equal. */
-static void state_is_shared_under_equal_salts_only(void **state)
+TEST(state_is_shared_under_equal_salts_only)
 {
     salt_is(NULL, NULL, NULL);
     salt_is(NULL, "", NULL);
@@ -68,14 +68,4 @@ static void state_is_shared_under_equal_salts_only(void **state)
     salt_is(NULL, "key", "/key");
     salt_is("key", "x", "key/x");
     salt_is("key", "x/y", "key/x/y");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_request_names_the_model_or_none),
-        cmocka_unit_test(a_model_has_several_names),
-        cmocka_unit_test(state_is_shared_under_equal_salts_only),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

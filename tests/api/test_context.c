@@ -51,7 +51,7 @@ static struct hcache_found look(struct hcache *h, const struct hcache_context *c
     return found;
 }
 
-static void a_lookup_is_about_what_is_seen(void **state)
+TEST(a_lookup_is_about_what_is_seen)
 {
     struct hcache_context c;
     struct hcache *h = open_stored(&c);
@@ -70,7 +70,7 @@ static void a_lookup_is_about_what_is_seen(void **state)
 
 /* The pinned chunks stay when everything else is evicted. They are the chunk of kept tokens and
  * those of the stair in view. */
-static void a_pin_keeps_what_is_seen(void **state)
+TEST(a_pin_keeps_what_is_seen)
 {
     struct hcache_context c;
     struct hcache_err err = {0};
@@ -89,7 +89,7 @@ static void a_pin_keeps_what_is_seen(void **state)
     hcache_close(h);
 }
 
-static void an_erasure_takes_all_stairs(void **state)
+TEST(an_erasure_takes_all_stairs)
 {
     struct hcache_context c;
     struct hcache_err err = {0};
@@ -127,7 +127,7 @@ static struct hcache *open_plain(bool store, int n, const char *save, bool token
 }
 
 /* The last token is never restored, so it is not wanted. */
-static void a_lookup_counts_full_chunks_before_the_last_token(void **state)
+TEST(a_lookup_counts_full_chunks_before_the_last_token)
 {
     static const struct {
         int n, wanted, stored;
@@ -165,7 +165,7 @@ static void a_lookup_counts_full_chunks_before_the_last_token(void **state)
 }
 
 /* A look-up names the first token that differs from what is stored, and its text. */
-static void a_lookup_says_where_a_prompt_differs(void **state)
+TEST(a_lookup_says_where_a_prompt_differs)
 {
     static const struct {
         int at;
@@ -192,7 +192,7 @@ static void a_lookup_says_where_a_prompt_differs(void **state)
     hcache_close(h);
 }
 
-static void a_guarantee_has_its_sums(void **state)
+TEST(a_guarantee_has_its_sums)
 {
     struct hcache *h;
     struct hcache_err err = {0};
@@ -231,17 +231,4 @@ static void a_guarantee_has_its_sums(void **state)
                      HCACHE_E_NOT_FOUND);
     assert_int_equal(g[2].n_tokens, 384); /* what would have been guaranteed */
     hcache_close(h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_lookup_is_about_what_is_seen),
-        cmocka_unit_test(a_pin_keeps_what_is_seen),
-        cmocka_unit_test(an_erasure_takes_all_stairs),
-        cmocka_unit_test(a_lookup_counts_full_chunks_before_the_last_token),
-        cmocka_unit_test(a_lookup_says_where_a_prompt_differs),
-        cmocka_unit_test(a_guarantee_has_its_sums),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

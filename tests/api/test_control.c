@@ -88,7 +88,7 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
 
 /* A context has a key for each full chunk, and two keys for its tail: with the last token and
  * without it. */
-static void keys_name_chunks_and_tails(void **state)
+TEST(keys_name_chunks_and_tails)
 {
     struct hcache *h = open_with(64 << 20);
     uint8_t a[6][32], b[6][32];
@@ -113,7 +113,7 @@ static void keys_name_chunks_and_tails(void **state)
 
 /* Erasing a context erases its tail, too. Chunks that another context continues stay, and are
  * counted as shared. */
-static void erasing_takes_what_nobody_else_continues(void **state)
+TEST(erasing_takes_what_nobody_else_continues)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
@@ -138,7 +138,7 @@ static void erasing_takes_what_nobody_else_continues(void **state)
 
 /* Forgetting a text erases every chunk whose context begins with the whole text. Chunks before the
  * text's end stay. */
-static void forgetting_takes_what_continues_a_text(void **state)
+TEST(forgetting_takes_what_continues_a_text)
 {
     char dir[TEMPDIR_BYTES];
     const char *dirs[] = {dir};
@@ -170,7 +170,7 @@ static void forgetting_takes_what_continues_a_text(void **state)
     tempdir_remove(dir);
 }
 
-static void clearing_takes_a_salts_chunks_alone(void **state)
+TEST(clearing_takes_a_salts_chunks_alone)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
@@ -191,7 +191,7 @@ static void clearing_takes_a_salts_chunks_alone(void **state)
 }
 
 /* A pin counts until its end. Setting an end in the past removes it. */
-static void a_pin_lasts_until_its_time(void **state)
+TEST(a_pin_lasts_until_its_time)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
@@ -228,7 +228,7 @@ static void a_pin_lasts_until_its_time(void **state)
 
 /* A guarantee counts for the store and for its salt. State that is not stored cannot be
  * guaranteed. */
-static void a_guarantee_is_counted(void **state)
+TEST(a_guarantee_is_counted)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
@@ -251,7 +251,7 @@ static void a_guarantee_is_counted(void **state)
 }
 
 /* A salt's quota evicts state of that salt only, and a counter gives the reason. */
-static void a_quota_bounds_one_salt(void **state)
+TEST(a_quota_bounds_one_salt)
 {
     struct hcache *h = open_with(64 << 20);
     save(h, 1, "a");
@@ -267,7 +267,7 @@ static void a_quota_bounds_one_salt(void **state)
     hcache_close(h);
 }
 
-static void the_counters_say_what_happened(void **state)
+TEST(the_counters_say_what_happened)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_cache_stats s = stats_of(h, NULL);
@@ -289,7 +289,7 @@ static void the_counters_say_what_happened(void **state)
 }
 
 /* The advice has a row for each time, and all chunks were used a moment ago. */
-static void the_advice_counts_recent_contexts(void **state)
+TEST(the_advice_counts_recent_contexts)
 {
     static const struct {
         const char *within;
@@ -318,7 +318,7 @@ static void the_advice_counts_recent_contexts(void **state)
 }
 
 /* Eviction by age takes chunks whose last use is at least that long ago. */
-static void idle_time_is_counted_back_from_now(void **state)
+TEST(idle_time_is_counted_back_from_now)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_err err = {0};
@@ -337,7 +337,7 @@ static void idle_time_is_counted_back_from_now(void **state)
 }
 
 /* The statistics name the policy, and a fault that keeps state from being saved. */
-static void the_statistics_say_why_nothing_is_saved(void **state)
+TEST(the_statistics_say_why_nothing_is_saved)
 {
     struct hcache *h = open_with(64 << 20);
     struct hcache_cache_stats s = stats_of(h, NULL);
@@ -387,7 +387,7 @@ static void until_published(struct hcache *h, struct fake_redis *f, uint64_t n)
 
 /* State that one server has saved is fetched by another one, unless it was erased: each way of
  * erasing is published. */
-static void erasures_reach_the_other_servers(void **state)
+TEST(erasures_reach_the_other_servers)
 {
     struct fake_redis *f = fake_redis_start();
     struct hcache *a = open_beside(fake_redis_url(f)), *b = open_beside(fake_redis_url(f));
@@ -429,7 +429,7 @@ static void erasures_reach_the_other_servers(void **state)
 }
 
 /* Without a store there is nothing to control, and each call says so. */
-static void without_a_store(void **state)
+TEST(without_a_store)
 {
     struct hcache *h = open_with(0);
     struct hcache_err err = {0};
@@ -452,24 +452,4 @@ static void without_a_store(void **state)
     hcache_cache_quota(h, NULL, 1);
     assert_null(stats_of(h, NULL).tier);
     hcache_close(h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_name_chunks_and_tails),
-        cmocka_unit_test(erasing_takes_what_nobody_else_continues),
-        cmocka_unit_test(forgetting_takes_what_continues_a_text),
-        cmocka_unit_test(clearing_takes_a_salts_chunks_alone),
-        cmocka_unit_test(a_pin_lasts_until_its_time),
-        cmocka_unit_test(a_guarantee_is_counted),
-        cmocka_unit_test(a_quota_bounds_one_salt),
-        cmocka_unit_test(the_counters_say_what_happened),
-        cmocka_unit_test(the_advice_counts_recent_contexts),
-        cmocka_unit_test(idle_time_is_counted_back_from_now),
-        cmocka_unit_test(the_statistics_say_why_nothing_is_saved),
-        cmocka_unit_test(erasures_reach_the_other_servers),
-        cmocka_unit_test(without_a_store),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

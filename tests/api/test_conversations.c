@@ -163,7 +163,7 @@ static bool file_has(const struct fixture *x, const char *text)
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-static void a_path_keeps_its_tokens(void **state)
+TEST_WITH(a_path_keeps_its_tokens, setup, teardown)
 {
     struct fixture *x = *state;
     struct turn **path;
@@ -200,7 +200,7 @@ static void a_path_keeps_its_tokens(void **state)
     turn_path_free(path, n);
 }
 
-static void others_find_nothing(void **state)
+TEST_WITH(others_find_nothing, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -220,7 +220,7 @@ static void others_find_nothing(void **state)
 
 /* Turns b and c both continue a, so a stays as long as one of them does. Chunks 1 and 2 belong to
  * a, chunk 3 to b and c, chunk 4 to c. */
-static void what_is_shared_stays(void **state)
+TEST_WITH(what_is_shared_stays, setup, teardown)
 {
     struct fixture *x = *state;
     struct erased gone;
@@ -245,7 +245,7 @@ static void what_is_shared_stays(void **state)
     assert_doomed(x->c, (const int[]){2}, 1);
 }
 
-static void erased_bytes_are_gone(void **state)
+TEST_WITH(erased_bytes_are_gone, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -263,7 +263,7 @@ static void erased_bytes_are_gone(void **state)
     conversation_deinit(&v);
 }
 
-static void a_conversation_moves_its_head(void **state)
+TEST_WITH(a_conversation_moves_its_head, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0}, w = {0};
@@ -296,7 +296,7 @@ static void a_conversation_moves_its_head(void **state)
     conversation_deinit(&v);
 }
 
-static void a_rewrite_erases_what_was(void **state)
+TEST_WITH(a_rewrite_erases_what_was, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0}, w = {0};
@@ -323,7 +323,7 @@ static void a_rewrite_erases_what_was(void **state)
     conversation_deinit(&w);
 }
 
-static void bounds_hold(void **state)
+TEST_WITH(bounds_hold, setup, teardown)
 {
     struct fixture *x = *state;
     struct err err = {0};
@@ -358,7 +358,7 @@ static int add_as(struct conversations *c, const char *tenant, const char *name,
 
 /* Each of two keys has half of the turns and of the bytes, and cannot take the other's half.
  * Deleted turns give room back, also in a file that was there before, and a refusal takes none. */
-static void tenants_have_shares(void **state)
+TEST_WITH(tenants_have_shares, setup, teardown)
 {
     struct fixture *x = *state;
     struct err err = {0};
@@ -404,7 +404,7 @@ static void tenants_have_shares(void **state)
     free(text);
 }
 
-static void age_ends_them(void **state)
+TEST_WITH(age_ends_them, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -433,7 +433,7 @@ static void age_ends_them(void **state)
 
 /* A machine starts with its clock thirty years behind, and a user continues conversations. When the
  * clock is right again, none of these conversations counts as old. */
-static void a_clock_that_is_behind_ages_nothing(void **state)
+TEST_WITH(a_clock_that_is_behind_ages_nothing, setup, teardown)
 {
     enum { BEHIND_S = 1000000000 };
     struct fixture *x = *state;
@@ -461,7 +461,7 @@ static void a_clock_that_is_behind_ages_nothing(void **state)
     conversation_deinit(&v);
 }
 
-static void the_file_is_private_and_locked(void **state)
+TEST_WITH(the_file_is_private_and_locked, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversations_opts o = {.path = x->path};
@@ -499,7 +499,7 @@ static void file_write(const char *path, const char *text)
 
 /* A user may give any path for the conversations' file. A file of another kind keeps its mode and
  * content. */
-static void files_of_others_stay_as_they_are(void **state)
+TEST_WITH(files_of_others_stay_as_they_are, setup, teardown)
 {
     struct fixture *x = *state;
     struct stat before, after;
@@ -548,7 +548,7 @@ static void files_of_others_stay_as_they_are(void **state)
 }
 
 /* The first 20 bytes of a file tell whether it may hold conversations. An empty file may. */
-static void the_head_of_a_file_decides(void **state)
+TEST_WITH(the_head_of_a_file_decides, setup, teardown)
 {
     struct fixture *x = *state;
     char path[sizeof x->path + 8];
@@ -587,7 +587,7 @@ static void the_head_of_a_file_decides(void **state)
 }
 
 /* A file that cannot be looked at is not opened. */
-static void a_file_that_cannot_be_read_is_not_opened(void **state)
+TEST_WITH(a_file_that_cannot_be_read_is_not_opened, setup, teardown)
 {
     struct fixture *x = *state;
     static const char *const calls[] = {"fstat", "pread"};
@@ -608,7 +608,7 @@ static void a_file_that_cannot_be_read_is_not_opened(void **state)
     x->c = open_file(x, 0, 0, 0);
 }
 
-static void damage_is_told(void **state)
+TEST_WITH(damage_is_told, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversations_opts o = {.path = x->path};
@@ -625,7 +625,7 @@ static void damage_is_told(void **state)
 }
 
 /* Numbers in a row that do not fit the row's other fields give an error or are bounded. */
-static void rows_out_of_range(void **state)
+TEST_WITH(rows_out_of_range, setup, teardown)
 {
     static const struct {
         const char *sql;
@@ -689,7 +689,7 @@ static void rows_out_of_range(void **state)
 
 /* A process adds turns until it is killed. Every turn that was reported as added exists
  * completely. */
-static void a_killed_process_loses_nothing_told(void **state)
+TEST_WITH(a_killed_process_loses_nothing_told, setup, teardown)
 {
     struct fixture *x = *state;
     conversations_close(x->c);
@@ -739,7 +739,7 @@ static void a_killed_process_loses_nothing_told(void **state)
     }
 }
 
-static void pages_of_a_list(void **state)
+TEST_WITH(pages_of_a_list, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation page[4];
@@ -774,7 +774,7 @@ static void pages_of_a_list(void **state)
 
 /* The log of a killed process may contain text that the process was deleting. Opening the file
  * merges and truncates the log. */
-static void opening_cuts_the_log(void **state)
+TEST_WITH(opening_cuts_the_log, setup, teardown)
 {
     struct fixture *x = *state;
     struct stat st;
@@ -805,7 +805,7 @@ static void opening_cuts_the_log(void **state)
 
 /* Counts are for the whole file or for one tenant. A tenant's counts have its conversations, and
  * the turns on their paths. */
-static void counts_are_of_all_and_of_a_tenant(void **state)
+TEST_WITH(counts_are_of_all_and_of_a_tenant, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -834,7 +834,7 @@ static void counts_are_of_all_and_of_a_tenant(void **state)
 }
 
 /* Among several servers a name says which one keeps the conversation. Names are different. */
-static void names_say_who_keeps_them(void **state)
+TEST_WITH(names_say_who_keeps_them, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversations *named, *stand_in;
@@ -893,7 +893,7 @@ static int64_t reserved_bytes(const struct fixture *x)
 }
 
 /* The reserve is whole, or there is none: an incomplete one is more useful as free space. */
-static void the_reserve_is_whole_or_absent(void **state)
+TEST_WITH(the_reserve_is_whole_or_absent, setup, teardown)
 {
     struct fixture *x = *state;
     struct rlimit r;
@@ -919,7 +919,7 @@ static void the_reserve_is_whole_or_absent(void **state)
 }
 
 /* A title or metadata that is not given stays. */
-static void what_is_not_set_stays(void **state)
+TEST_WITH(what_is_not_set_stays, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -980,23 +980,21 @@ static void check_deleted_rows(struct fixture *x, bool reopens)
     conversation_deinit(&theirs);
 }
 
-static void a_deleted_row_never_names_another(void **state)
+TEST_WITH(a_deleted_row_never_names_another, setup, teardown)
 {
     check_deleted_rows(*state, false);
 }
 
 /* The same with rows that the file had when the server started. */
-static void a_deleted_row_of_a_former_process_never_names_another(void **state)
+TEST_WITH(a_deleted_row_of_a_former_process_never_names_another, setup, teardown)
 {
     check_deleted_rows(*state, true);
 }
 
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
-
 /* --- fields and bounds ------------------------------------------------------------------------ */
 
 /* Every field of a turn comes back, also after the file was closed. */
-static void a_turn_has_all_its_fields(void **state)
+TEST_WITH(a_turn_has_all_its_fields, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -1048,7 +1046,7 @@ static void a_turn_has_all_its_fields(void **state)
 }
 
 /* A path of many turns is read in their order. Each turn adds one token. */
-static void a_long_path_is_read_in_order(void **state)
+TEST_WITH(a_long_path_is_read_in_order, setup, teardown)
 {
     enum { N = 70 };
     struct fixture *x = *state;
@@ -1086,7 +1084,7 @@ static uint64_t bytes_of_turn(const struct turn *t)
 }
 
 /* A turn that just fits is kept, and one byte less is too little. */
-static void the_bound_on_bytes_is_exact(void **state)
+TEST_WITH(the_bound_on_bytes_is_exact, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversations_stats st;
@@ -1125,7 +1123,7 @@ static void the_bound_on_bytes_is_exact(void **state)
 
 /* Items that were inserted by hand have no name of their own. If the conversation has gone on
  * meanwhile, they are refused, since they cannot become a branch. */
-static void what_has_no_name_cannot_branch(void **state)
+TEST_WITH(what_has_no_name_cannot_branch, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -1160,7 +1158,7 @@ static void what_has_no_name_cannot_branch(void **state)
 }
 
 /* A branch begins with the turns up to its head, which then have one reference more. */
-static void a_branch_shares_its_beginning(void **state)
+TEST_WITH(a_branch_shares_its_beginning, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0}, w = {0};
@@ -1198,7 +1196,7 @@ static void a_branch_shares_its_beginning(void **state)
 }
 
 /* Content ends when it was not used for longer than its time; at most `most` at once. */
-static void the_bound_on_age_is_exact(void **state)
+TEST_WITH(the_bound_on_age_is_exact, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -1232,7 +1230,7 @@ static void the_bound_on_age_is_exact(void **state)
 }
 
 /* Pages in the order of use, from either end. */
-static void pages_may_begin_with_the_oldest(void **state)
+TEST_WITH(pages_may_begin_with_the_oldest, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation page[3];
@@ -1310,7 +1308,7 @@ static void forks_are(struct conversations *c, const char *tenant, int64_t head,
 /*     a -- b -- c        conversations at c, d, e and f; nothing leads to g
  *      \    \-- d -- e
  *       \-- f -- g */
-static void branches_lie_beside_each_other(void **state)
+TEST_WITH(branches_lie_beside_each_other, setup, teardown)
 {
     struct fixture *x = *state;
     struct conversation v = {0};
@@ -1339,44 +1337,4 @@ static void branches_lie_beside_each_other(void **state)
     forks_are(x->c, "", a, "");
     forks_are(x->c, "", g, "+b>to_e f>to_f | c>to_c d>to_e ");
     forks_are(x->c, "another", c, "");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        T(a_path_keeps_its_tokens),
-        T(names_say_who_keeps_them),
-        T(what_is_not_set_stays),
-        T(a_deleted_row_never_names_another),
-        T(a_deleted_row_of_a_former_process_never_names_another),
-        T(the_reserve_is_whole_or_absent),
-        T(others_find_nothing),
-        T(what_is_shared_stays),
-        T(erased_bytes_are_gone),
-        T(a_conversation_moves_its_head),
-        T(a_rewrite_erases_what_was),
-        T(bounds_hold),
-        T(tenants_have_shares),
-        T(age_ends_them),
-        T(a_clock_that_is_behind_ages_nothing),
-        T(the_file_is_private_and_locked),
-        T(files_of_others_stay_as_they_are),
-        T(the_head_of_a_file_decides),
-        T(a_file_that_cannot_be_read_is_not_opened),
-        T(damage_is_told),
-        T(rows_out_of_range),
-        T(a_killed_process_loses_nothing_told),
-        T(opening_cuts_the_log),
-        T(pages_of_a_list),
-        T(counts_are_of_all_and_of_a_tenant),
-        T(a_turn_has_all_its_fields),
-        T(a_long_path_is_read_in_order),
-        T(the_bound_on_bytes_is_exact),
-        T(what_has_no_name_cannot_branch),
-        T(a_branch_shares_its_beginning),
-        T(the_bound_on_age_is_exact),
-        T(pages_may_begin_with_the_oldest),
-        T(branches_lie_beside_each_other),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

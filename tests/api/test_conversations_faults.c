@@ -322,7 +322,7 @@ static bool fails_at(const struct operation *o, enum sql_fault_kind kind, int at
     return is_raised;
 }
 
-static void each_statement_of_each_operation_fails(void **state)
+TEST(each_statement_of_each_operation_fails)
 {
     for (size_t i = 0; i < sizeof operations / sizeof operations[0]; i++)
         for (enum sql_fault_kind kind = 0; kind < SQL_FAULT_KINDS; kind++) {
@@ -334,7 +334,7 @@ static void each_statement_of_each_operation_fails(void **state)
 }
 
 /* Opening cuts the log; if that fails, the content is there all the same. */
-static void each_statement_of_opening_fails(void **state)
+TEST(each_statement_of_opening_fails)
 {
     for (enum sql_fault_kind kind = 0; kind < SQL_FAULT_KINDS; kind++)
         for (int at = 1;; at++) {
@@ -361,9 +361,5 @@ static void each_statement_of_opening_fails(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_statement_of_each_operation_fails),
-        cmocka_unit_test(each_statement_of_opening_fails),
-    };
-    return cmocka_run_group_tests(tests, make_original, remove_original);
+    return unit_run(make_original, remove_original);
 }

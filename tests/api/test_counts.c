@@ -42,7 +42,7 @@ static uint64_t in_all(const struct hcache_hist *h)
     return n;
 }
 
-static void an_end_is_counted_once_everywhere(void **state)
+TEST(an_end_is_counted_once_everywhere)
 {
     struct counts c = {0};
     struct hcache_ticket t = ended();
@@ -75,7 +75,7 @@ static void an_end_is_counted_once_everywhere(void **state)
     assert_int_equal(in_all(&s->tbt), 0);
 }
 
-static void a_missing_full_chunk_is_a_miss(void **state)
+TEST(a_missing_full_chunk_is_a_miss)
 {
     struct counts c = {0};
     struct hcache_ticket t = ended();
@@ -95,7 +95,7 @@ static void a_missing_full_chunk_is_a_miss(void **state)
     assert_int_equal(c.now.n_misses, 2);
 }
 
-static void how_a_request_ended(void **state)
+TEST(how_a_request_ended)
 {
     struct counts c = {0};
     struct hcache_ticket t = ended();
@@ -120,7 +120,7 @@ static void how_a_request_ended(void **state)
 }
 
 /* The tokens of a request that generated no token do not count as computed. */
-static void tokens_count_with_the_first_token(void **state)
+TEST(tokens_count_with_the_first_token)
 {
     struct counts c = {0};
     struct hcache_ticket t = ended();
@@ -137,7 +137,7 @@ static void tokens_count_with_the_first_token(void **state)
 
 /* The bounds of the buckets double from 0.1 ms on. A value that equals a bound belongs to that
  * bound's bucket. The last bucket takes all larger values. */
-static void values_fall_into_their_buckets(void **state)
+TEST(values_fall_into_their_buckets)
 {
     struct counts c = {0};
     assert_true(hcache_hist_bound_s(0) == 1e-4);
@@ -163,7 +163,7 @@ static uint64_t count_of(const struct hcache_counts *c, const char *name)
 }
 
 /* Plans are counted by their methods, under the names of /metrics. */
-static void plans_are_counted_by_their_methods(void **state)
+TEST(plans_are_counted_by_their_methods)
 {
     static const struct {
         const char *name;
@@ -206,7 +206,7 @@ static void plans_are_counted_by_their_methods(void **state)
 }
 
 /* Each figure of the engine differs from the others, and must arrive in its own field. */
-static void figures_of_the_engine_are_copied(void **state)
+TEST(figures_of_the_engine_are_copied)
 {
     struct counts c = {0};
     struct engine_stats e = {.n_replanned = 11,
@@ -299,7 +299,7 @@ static void assert_reasons(const struct hcache_counts *misses,
                          400 + i);
 }
 
-static void figures_of_the_store_are_copied(void **state)
+TEST(figures_of_the_store_are_copied)
 {
     struct store_stats st = stored;
     for (int i = 0; i < STORE_MISSES; i++)
@@ -345,7 +345,7 @@ static void figures_of_the_store_are_copied(void **state)
 }
 
 /* The public interface counts a fault of the device as one of the store. */
-static void figures_of_the_saver_are_copied(void **state)
+TEST(figures_of_the_saver_are_copied)
 {
     struct saver_stats st = {
         .n_chunks = 1, .n_tails = 2, .n_shared = 3, .used_bytes = 4, .bound_bytes = 5};
@@ -371,7 +371,7 @@ static void figures_of_the_saver_are_copied(void **state)
     free(out);
 }
 
-static void figures_of_the_remote_are_copied(void **state)
+TEST(figures_of_the_remote_are_copied)
 {
     struct remote_stats st = {.url = "redis://h:1/0",
                               .is_up = true,
@@ -423,21 +423,4 @@ static void figures_of_the_remote_are_copied(void **state)
                          20 + i);
     st.url[0] = 0; /* there is no remote */
     assert_int_equal(counts_remote(&st).misses.n, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_end_is_counted_once_everywhere),
-        cmocka_unit_test(a_missing_full_chunk_is_a_miss),
-        cmocka_unit_test(how_a_request_ended),
-        cmocka_unit_test(tokens_count_with_the_first_token),
-        cmocka_unit_test(values_fall_into_their_buckets),
-        cmocka_unit_test(plans_are_counted_by_their_methods),
-        cmocka_unit_test(figures_of_the_engine_are_copied),
-        cmocka_unit_test(figures_of_the_store_are_copied),
-        cmocka_unit_test(figures_of_the_saver_are_copied),
-        cmocka_unit_test(figures_of_the_remote_are_copied),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,7 @@ static const char qwen[] =
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}";
 
-static void messages_become_text(void **state)
+TEST(messages_become_text)
 {
     static const char request[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"Hi\"}]}";
     struct tokenizer *t;
@@ -78,7 +78,7 @@ static void messages_become_text(void **state)
 }
 
 /* The template shows how the model writes its calls. */
-static void calls_are_found(void **state)
+TEST(calls_are_found)
 {
     static const char said[] = "Let me see. <tool_call>\n{\"name\": \"f\", "
                                "\"arguments\": {\"a\": 1.0}}\n</tool_call>";
@@ -122,7 +122,7 @@ static char *rendered(const struct dialog *k, const char *request, bool guarded,
 }
 
 /* Templates get the texts of the special tokens, variables, tools and the date. */
-static void templates_get_what_they_ask_for(void **state)
+TEST(templates_get_what_they_ask_for)
 {
     static const char template[] = "{{ bos_token is defined }}|{{ eos_token }}|{{ x }}|{% "
                                    "if tools %}{{ tools | length }}"
@@ -160,7 +160,7 @@ static void templates_get_what_they_ask_for(void **state)
 }
 
 /* Special tokens of a template are special; those that a message spells are guarded on request. */
-static void messages_are_guarded_and_templates_are_not(void **state)
+TEST(messages_are_guarded_and_templates_are_not)
 {
     static const char template[] =
         "{% for m in messages %}{{ m.content }}{% endfor %}<|endoftext|>",
@@ -188,7 +188,7 @@ static void messages_are_guarded_and_templates_are_not(void **state)
 }
 
 /* A tokenizer without a template has no dialogs, and a template with an error is told. */
-static void a_dialog_needs_a_template(void **state)
+TEST(a_dialog_needs_a_template)
 {
     struct dialog *k = (struct dialog *)(uintptr_t)1;
     struct err err = {0};
@@ -208,16 +208,4 @@ static void a_dialog_needs_a_template(void **state)
     free(text);
     dialog_close(k);
     tokenizer_close(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(messages_become_text),
-        cmocka_unit_test(calls_are_found),
-        cmocka_unit_test(templates_get_what_they_ask_for),
-        cmocka_unit_test(messages_are_guarded_and_templates_are_not),
-        cmocka_unit_test(a_dialog_needs_a_template),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,7 +2,7 @@
 #include "tests/unit.h"
 #include "api/fault.h"
 
-static void each_status_has_its_type(void **state)
+TEST(each_status_has_its_type)
 {
     static const struct {
         int status;
@@ -19,12 +19,4 @@ static void each_status_has_its_type(void **state)
         assert_int_equal(f.status, cases[i].status);
         assert_string_equal(f.type, cases[i].type);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_status_has_its_type),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,7 +51,7 @@ static void assert_holds(const char *name, const char *text)
 
 /* --- names ------------------------------------------------------------------------------------ */
 
-static void a_set_knows_what_it_was_given(void **state)
+TEST(a_set_knows_what_it_was_given)
 {
     struct idset s = {0};
     char name[32];
@@ -71,7 +71,7 @@ static void a_set_knows_what_it_was_given(void **state)
 }
 
 /* At most half of the slots are used, and their number doubles from 256 on. */
-static void a_set_grows_by_doubling(void **state)
+TEST(a_set_grows_by_doubling)
 {
     struct idset s = {0};
     for (int i = 0; i < 600; i++) {
@@ -90,7 +90,7 @@ static void a_set_grows_by_doubling(void **state)
 
 /* --- input ------------------------------------------------------------------------------------ */
 
-static void lines_come_one_by_one(void **state)
+TEST(lines_come_one_by_one)
 {
     static const char text[] = "one\n\n  \t\r\ntwo\r\nno line break";
     struct input in;
@@ -112,7 +112,7 @@ static void lines_come_one_by_one(void **state)
     input_close(&in);
 }
 
-static void a_line_has_a_bound(void **state)
+TEST(a_line_has_a_bound)
 {
     size_t n = (size_t)INPUT_MAX_LINE + 2;
     char *text = xmalloc(n + 4);
@@ -131,7 +131,7 @@ static void a_line_has_a_bound(void **state)
 
 /* A line of exactly INPUT_MAX_LINE bytes is handed out. One byte more is too long, also at the end
  * of a file without a line break. Each file is counted before it is read. */
-static void the_bound_counts_the_bytes_of_a_line(void **state)
+TEST(the_bound_counts_the_bytes_of_a_line)
 {
     char *text = xmalloc((size_t)INPUT_MAX_LINE + 1);
     memset(text, 'x', (size_t)INPUT_MAX_LINE + 1);
@@ -155,7 +155,7 @@ static void the_bound_counts_the_bytes_of_a_line(void **state)
 }
 
 /* Only white space makes a line blank; a zero byte does not. */
-static void a_blank_end_is_no_line(void **state)
+TEST(a_blank_end_is_no_line)
 {
     struct input in;
     struct err err = {0};
@@ -174,7 +174,7 @@ static void a_blank_end_is_no_line(void **state)
     input_close(&in);
 }
 
-static void an_input_that_cannot_be_opened_is_named(void **state)
+TEST(an_input_that_cannot_be_opened_is_named)
 {
     struct input in;
     struct err err = {0};
@@ -190,7 +190,7 @@ static void an_input_that_cannot_be_opened_is_named(void **state)
 }
 
 /* A descriptor that cannot be read is a fault, not an end. */
-static void an_input_that_cannot_be_read_is_a_fault(void **state)
+TEST(an_input_that_cannot_be_read_is_a_fault)
 {
     struct err err = {0};
     struct input in = {.is_owned = true, .buf = xmalloc(256 << 10)};
@@ -203,7 +203,7 @@ static void an_input_that_cannot_be_read_is_a_fault(void **state)
 }
 
 /* The size of a pipe, and of standard input, is unknown. Standard input stays open. */
-static void standard_input_is_neither_counted_nor_closed(void **state)
+TEST(standard_input_is_neither_counted_nor_closed)
 {
     struct input in;
     struct stat st;
@@ -225,7 +225,7 @@ static void standard_input_is_neither_counted_nor_closed(void **state)
 }
 
 /* Descriptor 0 is closed like any other if the input has opened it. */
-static void an_input_may_be_the_first_descriptor(void **state)
+TEST(an_input_may_be_the_first_descriptor)
 {
     struct input in;
     struct stat st;
@@ -246,7 +246,7 @@ static void an_input_may_be_the_first_descriptor(void **state)
 }
 
 /* A pipe with a slow writer gives no partial lines. */
-static void a_pipe_may_have_nothing_yet(void **state)
+TEST(a_pipe_may_have_nothing_yet)
 {
     int ends[2];
     struct err err = {0};
@@ -282,7 +282,7 @@ static int read_as(const char *text, uint64_t number, struct idset *seen, struct
     return rc;
 }
 
-static void a_line_is_refused_with_a_code(void **state)
+TEST(a_line_is_refused_with_a_code)
 {
     static const struct {
         const char *text, *code;
@@ -318,7 +318,7 @@ static void a_line_is_refused_with_a_code(void **state)
 }
 
 /* Each fault says what to change, and where. */
-static void a_refusal_has_its_message(void **state)
+TEST(a_refusal_has_its_message)
 {
     static const struct {
         const char *text, *code, *param, *message;
@@ -358,7 +358,7 @@ static void a_refusal_has_its_message(void **state)
 }
 
 /* A line's values may take 16 MiB more memory than its text. Empty lists take 168 bytes each. */
-static void a_line_of_many_values_is_refused(void **state)
+TEST(a_line_of_many_values_is_refused)
 {
     static const int n_lists[] = {99000, 103000};
     for (int i = 0; i < 2; i++) {
@@ -382,7 +382,7 @@ static void a_line_of_many_values_is_refused(void **state)
 }
 
 /* The lines that answer a request and a line that is none, letter for letter. */
-static void answers_have_their_form(void **state)
+TEST(answers_have_their_form)
 {
     struct idset seen = {0};
     struct line l;
@@ -415,7 +415,7 @@ static void answers_have_their_form(void **state)
 }
 
 /* A custom_id has at most LINE_MAX_CUSTOM_ID bytes. The fault names the line and the field. */
-static void a_custom_id_has_a_bound(void **state)
+TEST(a_custom_id_has_a_bound)
 {
     for (int more = 0; more < 2; more++) {
         struct idset seen = {0};
@@ -445,7 +445,7 @@ static void a_custom_id_has_a_bound(void **state)
     }
 }
 
-static void a_line_that_was_dropped_is_answered(void **state)
+TEST(a_line_that_was_dropped_is_answered)
 {
     struct input in = {.n_lines = 3};
     struct idset seen = {0};
@@ -463,7 +463,7 @@ static void a_line_that_was_dropped_is_answered(void **state)
 }
 
 /* A request is named by its text, whatever line it is on. Two equal bad lines get two names. */
-static void names_follow_the_text(void **state)
+TEST(names_follow_the_text)
 {
     struct idset none = {0}, other = {0};
     struct line a, b;
@@ -534,7 +534,7 @@ static bool is_done(const struct idset *done, const char *custom_id)
     return has;
 }
 
-static void a_job_goes_on_after_whole_lines(void **state)
+TEST(a_job_goes_on_after_whole_lines)
 {
     struct output o;
     struct idset done = {0};
@@ -564,7 +564,7 @@ static void a_job_goes_on_after_whole_lines(void **state)
 
 /* Of an encrypted output whole frames count: a torn one, and a long line whose last frame is
  * missing, are cut off. */
-static void an_encrypted_job_goes_on_after_whole_frames(void **state)
+TEST(an_encrypted_job_goes_on_after_whole_frames)
 {
     static const uint8_t secret[SEAL_KEY_BYTES] = {3}, foreign[SEAL_KEY_BYTES] = {4};
     struct seal *s = seal_shared(secret), *other = seal_shared(foreign);
@@ -623,7 +623,7 @@ ssize_t read(int fd, void *buf, size_t n)
 }
 
 /* On some file systems a signal may interrupt a read. */
-static void an_interrupted_read_is_made_again(void **state)
+TEST(an_interrupted_read_is_made_again)
 {
     struct output o;
     struct idset done = {0};
@@ -641,7 +641,7 @@ static void an_interrupted_read_is_made_again(void **state)
 }
 
 /* A job continues only from a regular file that it can open. */
-static void an_output_that_is_no_file_is_refused(void **state)
+TEST(an_output_that_is_no_file_is_refused)
 {
     struct output o;
     struct idset done = {0};
@@ -676,7 +676,7 @@ static void an_output_that_is_no_file_is_refused(void **state)
 
 /* A write that fails gives an error with the file's name, and the next sync writes the same
  * lines. */
-static void a_write_that_fails_is_made_again(void **state)
+TEST(a_write_that_fails_is_made_again)
 {
     struct output o;
     struct idset done = {0};
@@ -709,7 +709,7 @@ static void a_write_that_fails_is_made_again(void **state)
     idset_free(&done);
 }
 
-static void what_was_not_synced_is_not_there(void **state)
+TEST(what_was_not_synced_is_not_there)
 {
     struct output o;
     struct idset done = {0};
@@ -722,7 +722,7 @@ static void what_was_not_synced_is_not_there(void **state)
 }
 
 /* Lines of more than one buffer are all found, and a file of another kind is recognised late. */
-static void a_long_output_is_read_to_its_end(void **state)
+TEST(a_long_output_is_read_to_its_end)
 {
     struct output o;
     struct idset done = {0};
@@ -757,7 +757,7 @@ static void a_long_output_is_read_to_its_end(void **state)
 }
 
 /* Lines for standard output are written at its position, and it stays open. */
-static void standard_output_is_written_and_stays_open(void **state)
+TEST(standard_output_is_written_and_stays_open)
 {
     struct output o;
     struct idset done = {0};
@@ -790,7 +790,7 @@ static void standard_output_is_written_and_stays_open(void **state)
 }
 
 /* A user who names the wrong file loses nothing. */
-static void a_file_of_another_kind_stays_as_it_is(void **state)
+TEST(a_file_of_another_kind_stays_as_it_is)
 {
     static const char *const texts[] = {"my letters\n", "{\"custom_id\":\"a\"}\n",
                                         "{}",           "{\"id\": \"chatcmpl-1\"}\n",
@@ -808,7 +808,7 @@ static void a_file_of_another_kind_stays_as_it_is(void **state)
     }
 }
 
-static void one_job_writes_a_file(void **state)
+TEST(one_job_writes_a_file)
 {
     struct output a, b;
     struct idset done = {0};
@@ -825,7 +825,7 @@ static void one_job_writes_a_file(void **state)
 
 /* --- the time left ---------------------------------------------------------------------------- */
 
-static void the_time_left_is_a_range(void **state)
+TEST(the_time_left_is_a_range)
 {
     struct estimate e = {.lines_done = 10,
                          .bytes_done = 1000,
@@ -875,36 +875,5 @@ static void the_time_left_is_a_range(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_set_knows_what_it_was_given),
-        cmocka_unit_test(a_set_grows_by_doubling),
-        cmocka_unit_test(lines_come_one_by_one),
-        cmocka_unit_test(a_line_has_a_bound),
-        cmocka_unit_test(the_bound_counts_the_bytes_of_a_line),
-        cmocka_unit_test(a_blank_end_is_no_line),
-        cmocka_unit_test(an_input_that_cannot_be_opened_is_named),
-        cmocka_unit_test(an_input_that_cannot_be_read_is_a_fault),
-        cmocka_unit_test(standard_input_is_neither_counted_nor_closed),
-        cmocka_unit_test(an_input_may_be_the_first_descriptor),
-        cmocka_unit_test(a_pipe_may_have_nothing_yet),
-        cmocka_unit_test(a_line_is_refused_with_a_code),
-        cmocka_unit_test(a_refusal_has_its_message),
-        cmocka_unit_test(a_line_of_many_values_is_refused),
-        cmocka_unit_test(answers_have_their_form),
-        cmocka_unit_test(a_custom_id_has_a_bound),
-        cmocka_unit_test(a_line_that_was_dropped_is_answered),
-        cmocka_unit_test(names_follow_the_text),
-        cmocka_unit_test(a_job_goes_on_after_whole_lines),
-        cmocka_unit_test(an_encrypted_job_goes_on_after_whole_frames),
-        cmocka_unit_test(an_interrupted_read_is_made_again),
-        cmocka_unit_test(an_output_that_is_no_file_is_refused),
-        cmocka_unit_test(a_write_that_fails_is_made_again),
-        cmocka_unit_test(what_was_not_synced_is_not_there),
-        cmocka_unit_test(a_long_output_is_read_to_its_end),
-        cmocka_unit_test(standard_output_is_written_and_stays_open),
-        cmocka_unit_test(a_file_of_another_kind_stays_as_it_is),
-        cmocka_unit_test(one_job_writes_a_file),
-        cmocka_unit_test(the_time_left_is_a_range),
-    };
-    return cmocka_run_group_tests(tests, make_lines, remove_all);
+    return unit_run(make_lines, remove_all);
 }

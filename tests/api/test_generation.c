@@ -190,7 +190,7 @@ static int64_t cached_for(const char *key_salt, const char *body)
 }
 
 /* State is shared by requests with the key's and the request's own salt, and by no others. */
-static void salts_share_nothing(void **state)
+TEST_WITH(salts_share_nothing, forget_told, NULL)
 {
     static const char plain[] = "{\"prompt\":\"x\",\"max_tokens\":1}";
     static const char salted[] =
@@ -220,7 +220,7 @@ static void generates(unsigned kind, const char *body, int n_prompt, int want)
 
 /* Without max_tokens a completion has 16 tokens and a chat fills the context; neither exceeds it.
  */
-static void answers_without_a_bound_have_the_default(void **state)
+TEST_WITH(answers_without_a_bound_have_the_default, forget_told, NULL)
 {
     static const char text[] = "{\"prompt\":\"x\",\"ignore_eos\":true}",
                       chat[] = "{\"messages\":[],\"ignore_eos\":true}";
@@ -234,7 +234,7 @@ static void answers_without_a_bound_have_the_default(void **state)
               CONTEXT - 3, 3);
 }
 
-static void the_envelope_is_that_of_the_request(void **state)
+TEST_WITH(the_envelope_is_that_of_the_request, forget_told, NULL)
 {
     int n = 4;
     struct json *a = answer_to(REQUEST_COMPLETION, "{\"prompt\":\"x\",\"max_tokens\":1}",
@@ -260,7 +260,7 @@ static void the_envelope_is_that_of_the_request(void **state)
 
 /* Answer i to a prompt is generated with the request's seed plus i, whatever else runs at the same
  * time. */
-static void each_answer_has_its_seed(void **state)
+TEST_WITH(each_answer_has_its_seed, forget_told, NULL)
 {
     const int lengths[2] = {20, 33};
     struct json *all = answer_to(REQUEST_COMPLETION, SAMPLED("2", "40"), lengths, 2);
@@ -297,7 +297,7 @@ static void refused(const struct client *c, const char *body, const int *lengths
     assert_non_null(strstr(f.message, part));
 }
 
-static void what_cannot_be_answered_is_refused(void **state)
+TEST_WITH(what_cannot_be_answered_is_refused, forget_told, NULL)
 {
     struct client c = client();
     static const char text[] = "{\"prompt\":\"x\"}",
@@ -315,7 +315,7 @@ static void what_cannot_be_answered_is_refused(void **state)
 }
 
 /* Agents always ask for many tokens. They get those that the context has left, and are told. */
-static void more_than_the_context_has_left_is_cut(void **state)
+TEST(more_than_the_context_has_left_is_cut)
 {
     const int length = CONTEXT - 3;
     struct json *a = answer_to(
@@ -329,7 +329,7 @@ static void more_than_the_context_has_left_is_cut(void **state)
 }
 
 /* A queue that is full now may have room later, and says so. */
-static void a_full_queue_is_told_to_try_again(void **state)
+TEST_WITH(a_full_queue_is_told_to_try_again, forget_told, NULL)
 {
     struct client c = client();
     struct generation *g[8] = {NULL};
@@ -356,7 +356,7 @@ static void a_full_queue_is_told_to_try_again(void **state)
 }
 
 /* Fields whose bounds depend on the model are refused by their own names. */
-static void fields_are_bounded_by_the_model(void **state)
+TEST_WITH(fields_are_bounded_by_the_model, forget_told, NULL)
 {
     static const struct {
         const char *body, *param, *message; /* param NULL: accepted */
@@ -404,7 +404,7 @@ static void fields_are_bounded_by_the_model(void **state)
 }
 
 /* A request without a seed of its own has the client's, or a random one. */
-static void a_seed_may_be_the_clients(void **state)
+TEST_WITH(a_seed_may_be_the_clients, forget_told, NULL)
 {
     static const char body[] = "{\"prompt\":\"x\",\"ignore_eos\":true,\"temperature\":1.5,"
                                "\"max_tokens\":8}";
@@ -441,7 +441,7 @@ static void a_seed_may_be_the_clients(void **state)
 
 /* --- callbacks -------------------------------------------------------------------------------- */
 
-static void each_answer_begins_and_ends_once(void **state)
+TEST_WITH(each_answer_begins_and_ends_once, forget_told, NULL)
 {
     int n = 12;
     json_free(answer_to(REQUEST_COMPLETION, SAMPLED("3", "1"), &n, 1));
@@ -453,7 +453,7 @@ static void each_answer_begins_and_ends_once(void **state)
     assert_int_equal(told.n_missed, 0);
 }
 
-static void what_nobody_reads_is_cancelled(void **state)
+TEST_WITH(what_nobody_reads_is_cancelled, forget_told, NULL)
 {
     struct client c = client();
     struct generation *g;
@@ -493,7 +493,7 @@ static void read_stream(char *events, struct textbuf *text, int *n_ends, bool *i
     }
 }
 
-static void a_stream_says_what_an_answer_says(void **state)
+TEST_WITH(a_stream_says_what_an_answer_says, forget_told, NULL)
 {
     struct client c = client();
     struct generation *g;
@@ -534,7 +534,7 @@ static void begins(struct generation *g, struct textbuf *out)
 }
 
 /* A stream begins once, however often it is read. Nothing follows its end. */
-static void a_stream_begins_once(void **state)
+TEST_WITH(a_stream_begins_once, forget_told, NULL)
 {
     struct client c = client();
     struct dialect dialect = shape_completions;
@@ -560,7 +560,7 @@ static void a_stream_begins_once(void **state)
 }
 
 /* A generation of a chat owns the prompt and its text, and remembers the answer's tokens. */
-static void a_chat_owns_its_text(void **state)
+TEST_WITH(a_chat_owns_its_text, forget_told, NULL)
 {
     static const char asked[] = "The sea is";
     const struct answers_opts o = {.max_entries = 4, .max_bytes = 1 << 20};
@@ -605,7 +605,7 @@ static int keeps_nothing(struct generation *g, struct fault *f)
 
 /* If a dialect cannot keep an answer, the request fails. A stream then ends with the fault in place
  * of its normal end. */
-static void what_cannot_be_kept_is_told(void **state)
+TEST_WITH(what_cannot_be_kept_is_told, forget_told, NULL)
 {
     struct client c = client();
     struct dialect dialect = shape_completions;
@@ -641,22 +641,5 @@ static void what_cannot_be_kept_is_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(salts_share_nothing, forget_told),
-        cmocka_unit_test_setup(answers_without_a_bound_have_the_default, forget_told),
-        cmocka_unit_test_setup(the_envelope_is_that_of_the_request, forget_told),
-        cmocka_unit_test_setup(each_answer_has_its_seed, forget_told),
-        cmocka_unit_test_setup(what_cannot_be_answered_is_refused, forget_told),
-        cmocka_unit_test(more_than_the_context_has_left_is_cut),
-        cmocka_unit_test_setup(a_full_queue_is_told_to_try_again, forget_told),
-        cmocka_unit_test_setup(fields_are_bounded_by_the_model, forget_told),
-        cmocka_unit_test_setup(a_seed_may_be_the_clients, forget_told),
-        cmocka_unit_test_setup(each_answer_begins_and_ends_once, forget_told),
-        cmocka_unit_test_setup(what_nobody_reads_is_cancelled, forget_told),
-        cmocka_unit_test_setup(a_stream_says_what_an_answer_says, forget_told),
-        cmocka_unit_test_setup(a_stream_begins_once, forget_told),
-        cmocka_unit_test_setup(a_chat_owns_its_text, forget_told),
-        cmocka_unit_test_setup(what_cannot_be_kept_is_told, forget_told),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

@@ -64,7 +64,7 @@ static void refuse_open(const struct hcache_opts *o, const char *word)
     assert_int_equal(hcache_open(o, &h, NULL), rc); /* err may be NULL */
 }
 
-static void options_that_cannot_be_used(void **state)
+TEST(options_that_cannot_be_used)
 {
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
     char dir[TEMPDIR_BYTES];
@@ -128,7 +128,7 @@ static void refuse_or_look_for_model(struct hcache_opts *o, bool is_refused,
         assert_int_equal(rc, HCACHE_E_USAGE);
 }
 
-static void each_number_has_its_bounds(void **state)
+TEST(each_number_has_its_bounds)
 {
     static const struct {
         const char *name;
@@ -164,7 +164,7 @@ static void each_number_has_its_bounds(void **state)
     refuse_or_look_for_model(&o, false, "kv_tokens");
 }
 
-static void options_that_exclude_each_other(void **state)
+TEST(options_that_exclude_each_other)
 {
     static const char *const dirs[] = {"/proc/hcache-cannot-be-here"};
     static const uint64_t speeds[] = {1, 65535, 65536, 1 << 20};
@@ -226,7 +226,7 @@ static void options_that_exclude_each_other(void **state)
 }
 
 /* What is wrong with a future request, or a missing tokenizer, is said before the weights. */
-static void a_future_request_is_checked_ahead(void **state)
+TEST(a_future_request_is_checked_ahead)
 {
     static const struct {
         struct hcache_request r;
@@ -259,7 +259,7 @@ static void a_future_request_is_checked_ahead(void **state)
     hcache_close(open_or_fail(&o));
 }
 
-static void what_has_no_effect_is_told(void **state)
+TEST(what_has_no_effect_is_told)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_model_info info;
@@ -293,7 +293,7 @@ static void what_has_no_effect_is_told(void **state)
     assert_non_null(strstr(last_warning, "weights f32, state f32"));
 }
 
-static void requests_that_cannot_be_used(void **state)
+TEST(requests_that_cannot_be_used)
 {
     int32_t prompt[600];
     make_prompt(prompt, 600);
@@ -379,7 +379,7 @@ static void requests_that_cannot_be_used(void **state)
 }
 
 /* Values at their bounds are accepted. */
-static void requests_at_their_bounds(void **state)
+TEST(requests_at_their_bounds)
 {
     int32_t prompt[512];
     make_prompt(prompt, 512);
@@ -417,7 +417,7 @@ static void requests_at_their_bounds(void **state)
     hcache_close(h);
 }
 
-static void stop_strings_have_bounds(void **state)
+TEST(stop_strings_have_bounds)
 {
     static char longest[HCACHE_MAX_STOP_BYTES + 2];
     const char *stop[HCACHE_MAX_STOP];
@@ -452,7 +452,7 @@ static void stop_strings_have_bounds(void **state)
 }
 
 /* Shapings at their bounds are accepted, and refused beyond them. */
-static void shapings_have_bounds(void **state)
+TEST(shapings_have_bounds)
 {
     static struct hcache_bias bias[HCACHE_MAX_BIAS + 1];
     static int32_t stop[HCACHE_MAX_STOP_IDS + 1];
@@ -513,7 +513,7 @@ static void shapings_have_bounds(void **state)
     hcache_close(h);
 }
 
-static void the_model_is_described(void **state)
+TEST(the_model_is_described)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_model_info info, other;
@@ -561,7 +561,7 @@ static void the_model_is_described(void **state)
     hcache_close(h);
 }
 
-static void text_without_a_tokenizer(void **state)
+TEST(text_without_a_tokenizer)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache *h = open_or_fail(&o);
@@ -612,7 +612,7 @@ static void text_without_a_tokenizer(void **state)
 }
 
 /* A special token that a message spells is guarded on request, and then stays text. */
-static void guards_keep_text_from_being_special(void **state)
+TEST(guards_keep_text_from_being_special)
 {
     static const char chat[] =
         "{\"messages\":[{\"role\":\"user\",\"content\":\"a<|end|>\"}],\"tools\":null}";
@@ -705,7 +705,7 @@ static void check_cuts(const struct sink *s)
 
 /* Sampling at a high temperature from a byte-fallback vocabulary gives multi-byte characters, whole
  * and broken. */
-static void text_comes_in_whole_characters(void **state)
+TEST(text_comes_in_whole_characters)
 {
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
@@ -753,7 +753,7 @@ static void note_progress(void *arg, int n_done)
 
 /* A prompt of three batches of 512 rows: the reported progress only grows, and ends with the whole
  * prompt. Restored tokens count like computed ones. */
-static void a_prompt_tells_how_far_it_is(void **state)
+TEST(a_prompt_tells_how_far_it_is)
 {
     enum { N = 1300 };
     static int32_t prompt[N];
@@ -791,7 +791,7 @@ static bool stop_after_a_step(void *n_asked)
 
 /* The prompt has three batches. is_cancelled is called between them, so after a cancellation
  * neither the rest of the prompt nor a token is computed. */
-static void a_prompt_is_cancelled_before_its_end(void **state)
+TEST(a_prompt_is_cancelled_before_its_end)
 {
     enum { N = 1300 };
     static int32_t prompt[N];
@@ -815,7 +815,7 @@ static void a_prompt_is_cancelled_before_its_end(void **state)
 }
 
 /* A request's biases, penalties and stop tokens reach the choice of its tokens. */
-static void shaping_reaches_the_choice_of_tokens(void **state)
+TEST(shaping_reaches_the_choice_of_tokens)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache *h = open_or_fail(&o);
@@ -864,7 +864,7 @@ static void shaping_reaches_the_choice_of_tokens(void **state)
     hcache_close(h);
 }
 
-static void cancelling_is_final(void **state)
+TEST(cancelling_is_final)
 {
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
@@ -892,7 +892,7 @@ static void cancelling_is_final(void **state)
     hcache_close(h);
 }
 
-static void encode_and_decode(void **state)
+TEST(encode_and_decode)
 {
     struct hcache_opts o = options(DEMO);
     struct hcache *h = open_or_fail(&o);
@@ -925,7 +925,7 @@ static void encode_and_decode(void **state)
 }
 
 /* Returns a number of tokens with their log-probabilities, as a ticket hands them out. */
-static void log_probabilities_come_with_their_tokens(void **state)
+TEST(log_probabilities_come_with_their_tokens)
 {
     enum { TOP = 3, TOKENS = 12 };
     int32_t prompt[5];
@@ -1012,7 +1012,7 @@ static void expect_same(struct hcache_result *r, const struct hcache_result *ref
 /* State saved by one handle is restored by the next. The profile beside the store is used, and
  * replaced if it is useless. A second process cannot open the store. State of another model is not
  * used, and the miss gives that reason. */
-static void a_store_outlives_its_process(void **state)
+TEST(a_store_outlives_its_process)
 {
     char dir[TEMPDIR_BYTES], cmd[TEMPDIR_BYTES + 128];
     tempdir_make(dir, "test");
@@ -1081,7 +1081,7 @@ static struct hcache_result restored(struct hcache *h, int n)
 
 /* State that was just saved has copies in memory; after a restart it comes from the disk. The
  * result tells the parts of the prompt apart. */
-static void the_tiers_of_restored_tokens_are_told(void **state)
+TEST(the_tiers_of_restored_tokens_are_told)
 {
     static const struct {
         int n, cached;    /* tokens of the prompt, and of its restored part */
@@ -1143,7 +1143,7 @@ static void the_tiers_of_restored_tokens_are_told(void **state)
 
 /* In a conversation each turn restores all earlier turns, except their last token, which was never
  * computed. */
-static void turns_of_a_conversation(void **state)
+TEST(turns_of_a_conversation)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     o.store_in_memory = true;
@@ -1183,7 +1183,7 @@ static const char *stored_layers(struct hcache *h, const char *salt)
 }
 
 /* A forced plan may need any kind of record later. A request may also name the kinds itself. */
-static void what_is_saved_follows_from_plan_and_save(void **state)
+TEST(what_is_saved_follows_from_plan_and_save)
 {
     static const struct {
         const char *plan, *save, *layers;
@@ -1242,7 +1242,7 @@ static void what_is_saved_follows_from_plan_and_save(void **state)
 }
 
 /* State with a time to live is counted, and other state is not. */
-static void a_time_to_live_reaches_the_store(void **state)
+TEST(a_time_to_live_reaches_the_store)
 {
     struct hcache_opts o = options("synth:tiny-mha");
     struct hcache_cache_stats s;
@@ -1272,7 +1272,7 @@ static void a_time_to_live_reaches_the_store(void **state)
 
 /* A ticket may be freed in any state of its request. A request that cannot fit costs nothing and
  * gives an error. */
-static void tickets_are_given_up_anywhere(void **state)
+TEST(tickets_are_given_up_anywhere)
 {
     int32_t prompt[300];
     make_prompt(prompt, 300);
@@ -1316,7 +1316,7 @@ static void tickets_are_given_up_anywhere(void **state)
 }
 
 /* A missed deadline gives a timeout. An invalid deadline or priority is refused. */
-static void time_is_bounded(void **state)
+TEST(time_is_bounded)
 {
     int32_t prompt[300];
     make_prompt(prompt, 300);
@@ -1362,7 +1362,7 @@ static void time_is_bounded(void **state)
 }
 
 /* Uses a handle without an engine thread, then with one, then without one again. */
-static void threads_come_and_go(void **state)
+TEST(threads_come_and_go)
 {
     int32_t prompt[100];
     make_prompt(prompt, 100);
@@ -1392,7 +1392,7 @@ static void threads_come_and_go(void **state)
 
 /* State that is still on the device is reused, and the result reports it. With no_reuse it is not
  * reused. */
-static void the_device_is_used_again(void **state)
+TEST(the_device_is_used_again)
 {
     int32_t prompt[300];
     make_prompt(prompt, 300);
@@ -1427,36 +1427,6 @@ int main(void)
 {
     /* new memory gets a pattern, so reading unwritten memory is noticed */
     mallopt(M_PERTURB, 0x5a);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(options_that_cannot_be_used),
-        cmocka_unit_test(each_number_has_its_bounds),
-        cmocka_unit_test(options_that_exclude_each_other),
-        cmocka_unit_test(a_future_request_is_checked_ahead),
-        cmocka_unit_test(what_has_no_effect_is_told),
-        cmocka_unit_test(requests_that_cannot_be_used),
-        cmocka_unit_test(requests_at_their_bounds),
-        cmocka_unit_test(stop_strings_have_bounds),
-        cmocka_unit_test(shapings_have_bounds),
-        cmocka_unit_test(the_model_is_described),
-        cmocka_unit_test(text_without_a_tokenizer),
-        cmocka_unit_test(guards_keep_text_from_being_special),
-        cmocka_unit_test(text_comes_in_whole_characters),
-        cmocka_unit_test(log_probabilities_come_with_their_tokens),
-        cmocka_unit_test(a_prompt_tells_how_far_it_is),
-        cmocka_unit_test(a_prompt_is_cancelled_before_its_end),
-        cmocka_unit_test(cancelling_is_final),
-        cmocka_unit_test(shaping_reaches_the_choice_of_tokens),
-        cmocka_unit_test(encode_and_decode),
-        cmocka_unit_test(a_store_outlives_its_process),
-        cmocka_unit_test(the_tiers_of_restored_tokens_are_told),
-        cmocka_unit_test(turns_of_a_conversation),
-        cmocka_unit_test(what_is_saved_follows_from_plan_and_save),
-        cmocka_unit_test(a_time_to_live_reaches_the_store),
-        cmocka_unit_test(tickets_are_given_up_anywhere),
-        cmocka_unit_test(time_is_bounded),
-        cmocka_unit_test(threads_come_and_go),
-        cmocka_unit_test(the_device_is_used_again),
-    };
     peer_threads_use();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

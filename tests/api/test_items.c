@@ -68,7 +68,7 @@ static void items_are(const char *sent, const char *want)
     same_json(plain, want);
 }
 
-static void what_is_sent_gets_one_form(void **state)
+TEST(what_is_sent_gets_one_form)
 {
     items_are("\"hi\"", "[{\"type\":\"message\",\"status\":\"completed\",\"role\":\"user\","
                         "\"content\":[{\"type\":\"input_text\",\"text\":\"hi\"}]}]");
@@ -92,7 +92,7 @@ static void what_is_sent_gets_one_form(void **state)
               "\"c\",\"output\":\"12\"}]");
 }
 
-static void ids_are_drawn_by_type(void **state)
+TEST(ids_are_drawn_by_type)
 {
     struct json *items = read_items(
         "[{\"role\":\"user\",\"content\":\"a\"},{\"type\":\"function_call\",\"call_id\":"
@@ -131,7 +131,7 @@ static void refused(const char *sent, const char *code, const char *part)
     json_free(v);
 }
 
-static void what_is_not_supported_is_refused(void **state)
+TEST(what_is_not_supported_is_refused)
 {
     refused("7", NULL, "must be a text, or a list of at most 4096 items");
     refused("[1]", NULL, "element 0 is no object");
@@ -158,7 +158,7 @@ static void what_is_not_supported_is_refused(void **state)
             "has no 'content'");
 }
 
-static void the_number_of_items_is_bounded(void **state)
+TEST(the_number_of_items_is_bounded)
 {
     static const char item[] = "{\"role\":\"user\",\"content\":\"\"}";
     for (int n = ITEMS_MAX; n <= ITEMS_MAX + 1; n++) {
@@ -196,7 +196,7 @@ static void messages_are(const char *sent, const char *want)
 
 /* Tool calls belong to the assistant's message before them. If there is none, they begin a new
  * message. */
-static void templates_get_messages(void **state)
+TEST(templates_get_messages)
 {
     messages_are(
         "[" SAID("user", "a") "," SAID("developer", "b") "," SAID("system", "c") "]",
@@ -236,7 +236,7 @@ static void title_is(const char *sent, size_t max, const char *want)
     json_free(items);
 }
 
-static void the_first_words_of_the_user_are_the_title(void **state)
+TEST(the_first_words_of_the_user_are_the_title)
 {
     title_is("[" SAID("system", "s") "," SAID("user", "first") "," SAID("user", "b") "]",
              80, "first");
@@ -279,7 +279,7 @@ static void page_is(struct items_page page, const char *want, bool has_more)
     json_free(items);
 }
 
-static void pages_go_either_way(void **state)
+TEST(pages_go_either_way)
 {
     page_is((struct items_page){.limit = 2, .oldest_first = true}, "ab", true);
     page_is((struct items_page){.limit = 2, .oldest_first = true, .after = "b"}, "cd",
@@ -301,7 +301,7 @@ static void pages_go_either_way(void **state)
     json_free(none);
 }
 
-static void searches_find_texts_alone(void **state)
+TEST(searches_find_texts_alone)
 {
     static const struct {
         const char *query;
@@ -327,19 +327,4 @@ static void searches_find_texts_alone(void **state)
     }
     assert_null(items_fold("\xff", 1));
     json_free(items);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_is_sent_gets_one_form),
-        cmocka_unit_test(ids_are_drawn_by_type),
-        cmocka_unit_test(what_is_not_supported_is_refused),
-        cmocka_unit_test(the_number_of_items_is_bounded),
-        cmocka_unit_test(templates_get_messages),
-        cmocka_unit_test(the_first_words_of_the_user_are_the_title),
-        cmocka_unit_test(pages_go_either_way),
-        cmocka_unit_test(searches_find_texts_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

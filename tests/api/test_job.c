@@ -201,7 +201,7 @@ static void yield_soon(struct told *t, const struct batch_counts *c)
 
 /* Lines that run when a job yields are finished. If they were thrown away, a line that takes longer
  * than a job's turn would never end. */
-static void a_job_that_yields_loses_no_work(void **state)
+TEST(a_job_that_yields_loses_no_work)
 {
     struct told t = {.act = yield_soon};
     struct batch_counts c;
@@ -221,7 +221,7 @@ static void stop_soon(struct told *t, const struct batch_counts *c)
         batch_stop(t->job);
 }
 
-static void a_job_that_is_stopped_goes_on(void **state)
+TEST(a_job_that_is_stopped_goes_on)
 {
     struct told t = {.act = stop_soon};
     struct batch_counts c;
@@ -235,7 +235,7 @@ static void a_job_that_is_stopped_goes_on(void **state)
 }
 
 /* The output stays within its limit, and no line is cut. */
-static void answers_stay_within_their_bound(void **state)
+TEST(answers_stay_within_their_bound)
 {
     struct told t = {0};
     struct batch_counts c;
@@ -286,7 +286,7 @@ static void make_room_soon(struct told *t, const struct batch_counts *c)
 
 /* Requests of others fill the queue. The job has no request in flight, so no end of its own request
  * can wake it. */
-static void a_full_queue_is_waited_for(void **state)
+TEST(a_full_queue_is_waited_for)
 {
     struct told t = {.act = make_room_soon};
     struct batch_counts c;
@@ -353,7 +353,7 @@ static void assert_lines(const char *name, int n, const char *const *texts, int 
 
 /* A refused line is answered in the errors, with the reason. Every other line is answered in the
  * output. Several answers to one request stand in one line. */
-static void refused_lines_are_answered_in_the_errors(void **state)
+TEST(refused_lines_are_answered_in_the_errors)
 {
     static const char *const lines[] = {
         LINE("two", "completions",
@@ -438,7 +438,7 @@ static char *block_line(const char *id, int token, int last, const char *more)
 
 /* Prompts with a common beginning follow one another, if they have the same salt. Others keep the
  * order of the file. */
-static void common_beginnings_follow_one_another(void **state)
+TEST(common_beginnings_follow_one_another)
 {
     static const char *const salts[] = {"", ",\"cache_salt\":\"y\""};
     static const char *const wants[2][4] = {{"a1", "a2", "b1", "b2"},
@@ -475,7 +475,7 @@ static void common_beginnings_follow_one_another(void **state)
 
 /* Equal requests get different answers, because each line has its own seed. Answers have the time
  * of the batch. The same file gives the same answers again. */
-static void each_line_has_its_seed(void **state)
+TEST(each_line_has_its_seed)
 {
     static const char *const lines[] = {
         LINE("0", "completions",
@@ -530,7 +530,7 @@ static void watch_estimate(struct told *t, const struct batch_counts *c)
 
 /* The job estimates the time that is left, and at its end none is left, also if an earlier job has
  * done a part of the lines. */
-static void the_time_left_comes_to_an_end(void **state)
+TEST(the_time_left_comes_to_an_end)
 {
     struct told t = {.act = stop_soon};
     struct batch_counts c, stopped;
@@ -570,7 +570,7 @@ static char *path_of(const char *name)
 }
 
 /* The input must not be an output, by any of its names. Output and errors may be one file. */
-static void the_input_is_no_output(void **state)
+TEST(the_input_is_no_output)
 {
     char *in = path_of("in"), *link_in = path_of("link in"), *other = path_of("other");
     assert_int_equal(link(in, link_in), 0);
@@ -608,7 +608,7 @@ static void the_input_is_no_output(void **state)
 
 /* The answers may fill the bound to its last byte. A job may be opened before its model is known,
  * and the bound may be raised while it runs. */
-static void the_bound_of_answers_is_exact(void **state)
+TEST(the_bound_of_answers_is_exact)
 {
     struct told t = {0};
     struct batch_counts c;
@@ -636,7 +636,7 @@ static void raise_bound(struct told *t, const struct batch_counts *c)
     batch_set_bound(t->job, raised_bytes);
 }
 
-static void a_job_may_get_its_model_and_room_later(void **state)
+TEST(a_job_may_get_its_model_and_room_later)
 {
     char *in = path_of("in"), *out = path_of("later");
     struct told t = {.act = raise_bound};
@@ -686,7 +686,7 @@ static int run_stdin(int fd, const char *name, struct batch_counts *c)
 
 /* A pipe's lines come late: the job waits for them, and reads them when they are there. Nothing is
  * known of the time that is left. */
-static void a_slow_pipe_is_waited_for(void **state)
+TEST(a_slow_pipe_is_waited_for)
 {
     static const char line[] = LINE("0", "completions",
                                     "\"prompt\":[5],\"max_tokens\":2") "\n";
@@ -711,7 +711,7 @@ static void a_slow_pipe_is_waited_for(void **state)
 }
 
 /* A descriptor that cannot be read ends the job with its fault. */
-static void an_input_that_fails_ends_the_job(void **state)
+TEST(an_input_that_fails_ends_the_job)
 {
     struct batch_counts c;
     char *path = path_of("unreadable");
@@ -734,7 +734,7 @@ static void free_place(struct told *t, const struct batch_counts *c)
 
 /* A line's priority counts if the job has none of its own. Requests of others have all places but
  * one, so one line runs after the other, and finds their common beginning on the device. */
-static void priorities_are_those_of_the_lines_or_of_the_job(void **state)
+TEST(priorities_are_those_of_the_lines_or_of_the_job)
 {
     static const int32_t prompt[] = {5, 6, 7};
     const struct hcache_request r = {
@@ -774,7 +774,7 @@ static void count_ahead(struct told *t, const struct batch_counts *c)
 }
 
 /* No more lines are read than may wait and run. */
-static void lines_ahead_are_bounded(void **state)
+TEST(lines_ahead_are_bounded)
 {
     static const struct {
         int lookahead, in_flight;
@@ -814,7 +814,7 @@ static void count_at_once(struct told *t, const struct batch_counts *c)
 
 /* Answers in flight are bounded, and the bound is reached. Progress is reported at each turn of the
  * job, or with an interval of an hour only once, at the end. */
-static void answers_in_flight_are_bounded(void **state)
+TEST(answers_in_flight_are_bounded)
 {
     static const char *const lines[] = {
         LINE("0", "completions", "\"prompt\":[5],\"max_tokens\":60,\"ignore_eos\":true"),
@@ -845,23 +845,5 @@ static void answers_in_flight_are_bounded(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_job_that_yields_loses_no_work),
-        cmocka_unit_test(a_job_that_is_stopped_goes_on),
-        cmocka_unit_test(answers_stay_within_their_bound),
-        cmocka_unit_test(a_full_queue_is_waited_for),
-        cmocka_unit_test(refused_lines_are_answered_in_the_errors),
-        cmocka_unit_test(common_beginnings_follow_one_another),
-        cmocka_unit_test(each_line_has_its_seed),
-        cmocka_unit_test(the_time_left_comes_to_an_end),
-        cmocka_unit_test(answers_in_flight_are_bounded),
-        cmocka_unit_test(the_input_is_no_output),
-        cmocka_unit_test(the_bound_of_answers_is_exact),
-        cmocka_unit_test(a_job_may_get_its_model_and_room_later),
-        cmocka_unit_test(lines_ahead_are_bounded),
-        cmocka_unit_test(a_slow_pipe_is_waited_for),
-        cmocka_unit_test(an_input_that_fails_ends_the_job),
-        cmocka_unit_test(priorities_are_those_of_the_lines_or_of_the_job),
-    };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return unit_run(open_all, close_all);
 }

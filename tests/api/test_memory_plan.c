@@ -25,7 +25,7 @@ static int reserve(const struct stack *k, uint64_t weights, struct err *err)
     return memory_plan_reserve(&a, err);
 }
 
-static void weights_beyond_the_machine_are_refused(void **state)
+TEST(weights_beyond_the_machine_are_refused)
 {
     struct sysinfo s;
     struct stack k;
@@ -47,7 +47,7 @@ static void weights_beyond_the_machine_are_refused(void **state)
 
 /* Copies in DRAM are filled later. If the machine cannot hold them beside everything else, they are
  * refused at the start. */
-static void copies_beyond_memory_are_refused_with_the_sums(void **state)
+TEST(copies_beyond_memory_are_refused_with_the_sums)
 {
     struct sysinfo s;
     struct stack k;
@@ -82,7 +82,7 @@ static void copies_beyond_memory_are_refused_with_the_sums(void **state)
 /* Copies in DRAM pay only if a token's KV is larger than its hidden states; otherwise the KV cache
  * uses the memory just as well. Automatic copies take at most an eighth of the machine's memory,
  * and leave at least as much memory free as they take. */
-static void auto_copies_fit_beside_the_rest(void **state)
+TEST(auto_copies_fit_beside_the_rest)
 {
     struct sysinfo s;
     struct stack k;
@@ -181,7 +181,7 @@ static void open_budget_stack(void)
 
 /* The least budget holds the weights that are always kept, two layers and one context. A budget
  * that is a byte smaller is refused, and the message contains the table of parts. */
-static void the_least_budget_is_two_layers_and_a_context(void **state)
+TEST(the_least_budget_is_two_layers_and_a_context)
 {
     struct memory_share s;
     struct err err = {0};
@@ -212,7 +212,7 @@ static void the_least_budget_is_two_layers_and_a_context(void **state)
 
 /* Memory above the least budget goes to KV first: up to one context per sequence, and at most half
  * of that memory. The rest goes to layers. The sum never exceeds the budget. */
-static void keys_and_values_come_before_layers(void **state)
+TEST(keys_and_values_come_before_layers)
 {
     struct memory_share s;
     open_budget_stack();
@@ -244,7 +244,7 @@ static void keys_and_values_come_before_layers(void **state)
 
 /* The KV cache holds a context for each sequence, within a quarter of the memory, but at least one
  * context. */
-static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
+TEST(the_kv_cache_has_a_quarter_of_the_memory)
 {
     open_budget_stack();
     struct model m = *budget_stack.model;
@@ -269,7 +269,7 @@ static void the_kv_cache_has_a_quarter_of_the_memory(void **state)
 
 /* A store in memory counts beside the weights. If the weights alone would fit, the message says
  * so. */
-static void a_store_in_memory_counts_beside_the_weights(void **state)
+TEST(a_store_in_memory_counts_beside_the_weights)
 {
     struct sysinfo s;
     struct err err = {0};
@@ -300,7 +300,7 @@ static void a_store_in_memory_counts_beside_the_weights(void **state)
 }
 
 /* Each part of a store's memory is part of the least budget, and counts only with a store. */
-static void the_stores_memory_is_part_of_the_budget(void **state)
+TEST(the_stores_memory_is_part_of_the_budget)
 {
     open_budget_stack();
     uint64_t without = least_budget(1);
@@ -336,7 +336,7 @@ static uint64_t larger(uint64_t a, uint64_t b)
  * activations, sampling, the rotation tables, 64 small parts of a page each, and the process. A
  * store adds the new tokens of restores and the copies of a measurement, or the probes at the
  * start, whichever is more. */
-static void the_least_budget_is_a_sum(void **state)
+TEST(the_least_budget_is_a_sum)
 {
     enum { PAGE = 4096, ROWS = 64, SEQS = 5 };
     open_budget_stack();
@@ -356,7 +356,7 @@ static void the_least_budget_is_a_sum(void **state)
 }
 
 /* A device with memory of its own refuses what does not fit, with the parts. */
-static void a_device_of_its_own_has_its_own_memory(void **state)
+TEST(a_device_of_its_own_has_its_own_memory)
 {
     struct err err = {0};
     open_budget_stack();
@@ -377,7 +377,7 @@ static void a_device_of_its_own_has_its_own_memory(void **state)
     stack_close(&budget_stack);
 }
 
-static void percentages_and_texts(void **state)
+TEST(percentages_and_texts)
 {
     struct memory_share s;
     struct err err = {0};
@@ -402,22 +402,4 @@ static void percentages_and_texts(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++)
         assert_int_equal(share(wrong[i], 1, 0, &s, &err), ERR_USAGE);
     stack_close(&budget_stack);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(weights_beyond_the_machine_are_refused),
-        cmocka_unit_test(auto_copies_fit_beside_the_rest),
-        cmocka_unit_test(copies_beyond_memory_are_refused_with_the_sums),
-        cmocka_unit_test(the_least_budget_is_two_layers_and_a_context),
-        cmocka_unit_test(keys_and_values_come_before_layers),
-        cmocka_unit_test(the_kv_cache_has_a_quarter_of_the_memory),
-        cmocka_unit_test(a_store_in_memory_counts_beside_the_weights),
-        cmocka_unit_test(the_stores_memory_is_part_of_the_budget),
-        cmocka_unit_test(the_least_budget_is_a_sum),
-        cmocka_unit_test(a_device_of_its_own_has_its_own_memory),
-        cmocka_unit_test(percentages_and_texts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,14 +35,14 @@ static void expect(const char *prompt, int at, const char *want)
     free(ids);
 }
 
-static void the_text_from_there_on_is_shown(void **state)
+TEST(the_text_from_there_on_is_shown)
 {
     expect("The sea", 0, "not stored: the prompt differs at token 0: \"The sea\"");
     expect("a\nb\"c\x7f", 0, "not stored: the prompt differs at token 0: \"a b c \"");
     expect("The sea", 2, "not stored: the prompt differs at token 2");
 }
 
-static void the_place_is_told_without_a_tokenizer(void **state)
+TEST(the_place_is_told_without_a_tokenizer)
 {
     const int32_t ids[3] = {1, 2, 3};
     char out[60] = "x";
@@ -55,7 +55,7 @@ static void the_place_is_told_without_a_tokenizer(void **state)
 }
 
 /* An excerpt has at most twelve tokens and 48 bytes, and only whole characters. */
-static void an_excerpt_is_short_and_whole(void **state)
+TEST(an_excerpt_is_short_and_whole)
 {
     for (int kind = 0; kind < 2; kind++) {
         char prompt[400] = "";
@@ -95,10 +95,5 @@ static void an_excerpt_is_short_and_whole(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_text_from_there_on_is_shown),
-        cmocka_unit_test(the_place_is_told_without_a_tokenizer),
-        cmocka_unit_test(an_excerpt_is_short_and_whole),
-    };
-    return cmocka_run_group_tests(tests, open_tokenizer, close_tokenizer);
+    return unit_run(open_tokenizer, close_tokenizer);
 }

@@ -22,7 +22,7 @@ static int choose(const char *uses, const uint64_t *last, uint64_t bytes, uint64
 }
 
 /* A digit is a loaded model with so many uses of 10 bytes each; "-" is a model that is not loaded. */
-static void the_least_recently_used_idle_model_leaves(void **state)
+TEST(the_least_recently_used_idle_model_leaves)
 {
     static const uint64_t last[] = {4, 2, 3, 1};
     assert_int_equal(choose("000-", last, 10, 40, false), MODELS_FITS);
@@ -39,7 +39,7 @@ static void the_least_recently_used_idle_model_leaves(void **state)
     assert_int_equal(choose("0---", last, 41, 40, true), 0);
 }
 
-static void names_find_their_model(void **state)
+TEST(names_find_their_model)
 {
     static const char *const a[] = {"org/red"}, *const b[] = {"blue.gguf"};
     const struct model_names m[] = {{.items = a, .n = 1}, {.items = b, .n = 1}};
@@ -54,7 +54,7 @@ static void names_find_their_model(void **state)
 }
 
 /* Each caller that waits gets the failure of its own loading, and the next caller tries again. */
-static void a_failed_loading_fails_those_that_waited(void **state)
+TEST(a_failed_loading_fails_those_that_waited)
 {
     const struct hcache_opts of[] = {{.model = "/nonexistent/model"},
                                      {.model = "synth:tiny?"}};
@@ -75,14 +75,4 @@ static void a_failed_loading_fails_those_that_waited(void **state)
     assert_int_equal(models_wait(m, 1, &h, &err), ERR_CANCELLED);
     models_close(m);
     models_close(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_least_recently_used_idle_model_leaves),
-        cmocka_unit_test(names_find_their_model),
-        cmocka_unit_test(a_failed_loading_fails_those_that_waited),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -71,25 +71,16 @@ static void fail_each(struct hcache_opts o, int n_least, bool can_do_without)
     assert_int_equal(n_well > 0, can_do_without);
 }
 
-static void of_an_engine(void **state)
+TEST(of_an_engine)
 {
     fail_each((struct hcache_opts){.model = "synth:tiny-gqa", .threads = 3}, 5, false);
 }
 
 /* Memory that is provided ahead is a convenience. */
-static void of_copies_in_memory(void **state)
+TEST(of_copies_in_memory)
 {
     fail_each((struct hcache_opts){.model = "synth:tiny-gqa",
                                    .threads = 1,
                                    .dram_bytes = 1 << 20},
               5, true);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(of_an_engine),
-        cmocka_unit_test(of_copies_in_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

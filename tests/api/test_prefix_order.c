@@ -49,20 +49,20 @@ static const char *order_of(const char *const *runs, int n)
     order_of((const char *const[]){__VA_ARGS__},                                           \
              sizeof((const char *const[]){__VA_ARGS__}) / sizeof(char *))
 
-static void what_shares_nothing_keeps_its_order(void **state)
+TEST(what_shares_nothing_keeps_its_order)
 {
     assert_string_equal(ORDER("c100", "a100", "b100"), "012");
     /* A common beginning of less than a block does not change the order. */
     assert_string_equal(ORDER("a63c9", "b99", "a63d9"), "012");
 }
 
-static void a_shared_prefix_stays_together(void **state)
+TEST(a_shared_prefix_stays_together)
 {
     assert_string_equal(ORDER("a100x9", "b100x9", "a100y9", "b100y9"), "0213");
     assert_string_equal(ORDER("a64x9", "b99", "a64y9"), "021");
 }
 
-static void the_longest_prefix_goes_first(void **state)
+TEST(the_longest_prefix_goes_first)
 {
     assert_string_equal(ORDER("a100x9", "a100y9", "b200x9", "b200y9"), "2301");
     /* The same holds after a common beginning: documents that follow one system prompt, each with
@@ -71,13 +71,13 @@ static void the_longest_prefix_goes_first(void **state)
                         "02134");
 }
 
-static void a_prompt_that_another_continues_is_beside_it(void **state)
+TEST(a_prompt_that_another_continues_is_beside_it)
 {
     assert_string_equal(ORDER("a200", "b100", "a100"), "021");
     assert_string_equal(ORDER("a100", "b99", "a100", "a100"), "0231");
 }
 
-static void groups_share_nothing(void **state)
+TEST(groups_share_nothing)
 {
     struct prefix_order o;
     char out[4];
@@ -91,7 +91,7 @@ static void groups_share_nothing(void **state)
     assert_string_equal(out, "021");
 }
 
-static void a_prompt_that_comes_later_may_go_next(void **state)
+TEST(a_prompt_that_comes_later_may_go_next)
 {
     struct prefix_order o;
     prefix_order_init(&o, room, MAX_ITEMS);
@@ -123,7 +123,7 @@ static int tree_tokens(int n)
 
 /* With room for the previous prompt only, each token of the tree is computed once, which no order
  * can beat. Prompts are made of whole blocks, so every common token counts. */
-static void each_prefix_is_computed_once(void **state)
+TEST(each_prefix_is_computed_once)
 {
     srand(1);
     for (int round = 0; round < 200; round++) {
@@ -145,18 +145,4 @@ static void each_prefix_is_computed_once(void **state)
         assert_int_equal(taken, n);
         assert_int_equal(computed, tree_tokens(n));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_shares_nothing_keeps_its_order),
-        cmocka_unit_test(a_shared_prefix_stays_together),
-        cmocka_unit_test(the_longest_prefix_goes_first),
-        cmocka_unit_test(a_prompt_that_another_continues_is_beside_it),
-        cmocka_unit_test(groups_share_nothing),
-        cmocka_unit_test(a_prompt_that_comes_later_may_go_next),
-        cmocka_unit_test(each_prefix_is_computed_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

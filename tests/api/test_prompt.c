@@ -59,7 +59,7 @@ static char *render(struct hcache *of, const char *messages, bool plain, struct 
 
 /* --- the plain form --------------------------------------------------------------------------- */
 
-static void plain_text_has_a_line_for_each_message(void **state)
+TEST(plain_text_has_a_line_for_each_message)
 {
     static const struct {
         const char *messages, *text;
@@ -87,7 +87,7 @@ static void plain_text_has_a_line_for_each_message(void **state)
     }
 }
 
-static void messages_without_a_plain_form_are_refused(void **state)
+TEST(messages_without_a_plain_form_are_refused)
 {
     static const char lists[] = "'messages' must be a list of messages";
     static const char roles[] =
@@ -132,7 +132,7 @@ static void messages_without_a_plain_form_are_refused(void **state)
 
 /* --- the template's --------------------------------------------------------------------------- */
 
-static void a_template_is_used_where_there_is_one(void **state)
+TEST(a_template_is_used_where_there_is_one)
 {
     struct fault f;
     static const char hi[] = "[{\"role\":\"user\",\"content\":\"Hi there\"}]";
@@ -160,7 +160,7 @@ static void a_template_is_used_where_there_is_one(void **state)
 
 /* Special tokens that a message spells are guarded, unless the message's source asks otherwise. An
  * answer is guarded in the same way as the prompt before it. */
-static void special_tokens_are_guarded(void **state)
+TEST(special_tokens_are_guarded)
 {
     static const char answer[] = "<|end|>";
     struct json *v = parse("[{\"role\":\"user\",\"content\":\"<|end|>\"}]");
@@ -197,7 +197,7 @@ static char *words(int n)
 
 /* A text is refused if even the lower bound on its tokens exceeds the context, or exceeds the
  * history that is truncated. */
-static void a_text_may_fill_the_context(void **state)
+TEST(a_text_may_fill_the_context)
 {
     for (int truncates = 0; truncates < 2; truncates++) {
         int64_t most = truncates ? HISTORY : CONTEXT;
@@ -225,7 +225,7 @@ static void a_text_may_fill_the_context(void **state)
 
 /* A history far beyond the context is refused before it is rendered, by the lower bound for all its
  * texts together. */
-static void a_history_has_a_bound(void **state)
+TEST(a_history_has_a_bound)
 {
     char *text = words(4 * 16 * CONTEXT);
     for (int truncates = 0; truncates < 2; truncates++) {
@@ -265,7 +265,7 @@ static int system_tokens(const char *messages)
     return n;
 }
 
-static void the_systems_messages_are_kept(void **state)
+TEST(the_systems_messages_are_kept)
 {
     enum { AROUND = 32 }; /* tokens that a template may add around a message */
     int32_t *ids;
@@ -299,14 +299,5 @@ static void the_systems_messages_are_kept(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain_text_has_a_line_for_each_message),
-        cmocka_unit_test(messages_without_a_plain_form_are_refused),
-        cmocka_unit_test(a_template_is_used_where_there_is_one),
-        cmocka_unit_test(special_tokens_are_guarded),
-        cmocka_unit_test(a_text_may_fill_the_context),
-        cmocka_unit_test(a_history_has_a_bound),
-        cmocka_unit_test(the_systems_messages_are_kept),
-    };
-    return cmocka_run_group_tests(tests, open_models, close_models);
+    return unit_run(open_models, close_models);
 }

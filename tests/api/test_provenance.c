@@ -53,7 +53,7 @@ static void part_is(const struct json *list, size_t i, int from, int to, const c
     assert_string_equal(text(p, "source"), source);
 }
 
-static void the_prefix_is_told_part_by_part(void **state)
+TEST(the_prefix_is_told_part_by_part)
 {
     struct hcache_result r = answer();
     struct json *o = provenance_json(&r, "");
@@ -84,7 +84,7 @@ static void the_prefix_is_told_part_by_part(void **state)
 }
 
 /* State from memory and from the disk is told apart, in the order of its tokens. */
-static void restored_tokens_are_told_by_their_tier(void **state)
+TEST(restored_tokens_are_told_by_their_tier)
 {
     struct hcache_result r = answer();
     r.tier = "dram+disk";
@@ -103,7 +103,7 @@ static void restored_tokens_are_told_by_their_tier(void **state)
     json_free(o);
 }
 
-static void times_have_their_names(void **state)
+TEST(times_have_their_names)
 {
     static const char *const names[] = {
         "queue_ms",      "lookup_ms",          "plan_ms",         "restore_ms",
@@ -116,7 +116,7 @@ static void times_have_their_names(void **state)
     json_free(o);
 }
 
-static void a_plan_is_told_or_null(void **state)
+TEST(a_plan_is_told_or_null)
 {
     struct hcache_result r = answer();
     struct json *o = provenance_json(&r, "");
@@ -135,7 +135,7 @@ static void a_plan_is_told_or_null(void **state)
     json_free(o);
 }
 
-static void lanes_are_told_span_by_span(void **state)
+TEST(lanes_are_told_span_by_span)
 {
     struct hcache_result r = answer();
     struct hcache_span spans[2] = {
@@ -154,16 +154,4 @@ static void lanes_are_told_span_by_span(void **state)
     assert_int_equal(number(json_at(list, 1), "start_ms"), 2);
     assert_int_equal(number(json_at(list, 1), "end_ms"), 4);
     json_free(o);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_prefix_is_told_part_by_part),
-        cmocka_unit_test(restored_tokens_are_told_by_their_tier),
-        cmocka_unit_test(times_have_their_names),
-        cmocka_unit_test(a_plan_is_told_or_null),
-        cmocka_unit_test(lanes_are_told_span_by_span),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

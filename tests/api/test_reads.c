@@ -73,7 +73,7 @@ static void decode(struct hcache *h, const int32_t *prompt, int n_prompt, int32_
 }
 
 /* Whoever computes a token one by one must see the numbers of one pass over all. */
-static void prompts_have_the_logprobs_of_answers(void **state)
+TEST(prompts_have_the_logprobs_of_answers)
 {
     int32_t ids[10 + N];
     struct hcache_opts o = {.model = "synth:tiny-gqa", .dtype = "f32", .threads = 2};
@@ -101,7 +101,7 @@ static void prompts_have_the_logprobs_of_answers(void **state)
 }
 
 /* Two answers that outgrow the KV cache: one loses its place, and computes its prompt again. */
-static void preempted_prompts_are_read_once(void **state)
+TEST(preempted_prompts_are_read_once)
 {
     enum { PROMPT = 100, ANSWER = 80 };
     int32_t ids[2][PROMPT];
@@ -214,7 +214,7 @@ static struct hcache_result embed(struct hcache *h, const int32_t *ids, int n,
     return r;
 }
 
-static void poolings_agree(void **state)
+TEST(poolings_agree)
 {
     enum { N_IDS = 9 };
     char dir[256], pooling[16];
@@ -249,7 +249,7 @@ static void poolings_agree(void **state)
     tempdir_remove(dir);
 }
 
-static void known_blocks_give_the_same_embedding(void **state)
+TEST(known_blocks_give_the_same_embedding)
 {
     char dir[256], pooling[16];
     int32_t ids[300];
@@ -266,7 +266,7 @@ static void known_blocks_give_the_same_embedding(void **state)
     tempdir_remove(dir);
 }
 
-static void restored_state_gives_the_same_embedding(void **state)
+TEST(restored_state_gives_the_same_embedding)
 {
     char dir[256], store[300], pooling[16];
     int32_t ids[300];
@@ -303,7 +303,7 @@ static void refuse(struct hcache *h, enum hcache_reads reads, double ratio,
         fail_msg("expected '%s', got '%s'", word, err.msg);
 }
 
-static void models_say_what_they_cannot(void **state)
+TEST(models_say_what_they_cannot)
 {
     char dir[256], sub[300], pooling[16];
     static const char dense[] = "[{\"idx\": 0, \"path\": \"\", \"type\": "
@@ -333,17 +333,4 @@ static void models_say_what_they_cannot(void **state)
     refuse(h, HCACHE_READS_JUDGEMENT, 0, "made for embeddings");
     hcache_close(h);
     tempdir_remove(dir);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(prompts_have_the_logprobs_of_answers),
-        cmocka_unit_test(preempted_prompts_are_read_once),
-        cmocka_unit_test(poolings_agree),
-        cmocka_unit_test(known_blocks_give_the_same_embedding),
-        cmocka_unit_test(restored_state_gives_the_same_embedding),
-        cmocka_unit_test(models_say_what_they_cannot),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

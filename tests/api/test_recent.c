@@ -34,7 +34,7 @@ static void ids_are(struct recent *r, const char *tenant, int limit, const char 
     json_free(list);
 }
 
-static void a_request_is_found_by_its_id(void **state)
+TEST(a_request_is_found_by_its_id)
 {
     struct recent *r = recent_create(&(struct recent_opts){8, 1 << 20, 0});
     add(r, "", "a", 10, 5);
@@ -58,7 +58,7 @@ static void a_request_is_found_by_its_id(void **state)
     recent_destroy(r);
 }
 
-static void a_tenant_keeps_its_share(void **state)
+TEST(a_tenant_keeps_its_share)
 {
     struct recent *r = recent_create(&(struct recent_opts){6, 1 << 20, 2});
     const char *ids[] = {"a", "b", "c", "d", "e"};
@@ -77,7 +77,7 @@ static void a_tenant_keeps_its_share(void **state)
     recent_destroy(r);
 }
 
-static void bytes_are_bounded(void **state)
+TEST(bytes_are_bounded)
 {
     struct recent *r = recent_create(&(struct recent_opts){100, 2000, 1});
     add(r, "", "a", 1, 700);
@@ -90,7 +90,7 @@ static void bytes_are_bounded(void **state)
     recent_destroy(r);
 }
 
-static void what_is_forgotten_is_gone(void **state)
+TEST(what_is_forgotten_is_gone)
 {
     struct recent *r = recent_create(&(struct recent_opts){8, 1 << 20, 0});
     add(r, "", "a", 1, 5);
@@ -106,15 +106,4 @@ static void what_is_forgotten_is_gone(void **state)
     ids_are(r, "", 9, "");
     ids_are(r, "them", 9, "x");
     recent_destroy(r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_request_is_found_by_its_id),
-        cmocka_unit_test(a_tenant_keeps_its_share),
-        cmocka_unit_test(bytes_are_bounded),
-        cmocka_unit_test(what_is_forgotten_is_gone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -211,7 +211,7 @@ static struct json *parse(const char *text)
     return j;
 }
 
-static void every_row(void **state)
+TEST(every_row)
 {
     for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
         const struct row *r = &bodies[i];
@@ -230,7 +230,7 @@ static void every_row(void **state)
     }
 }
 
-static void values_arrive(void **state)
+TEST(values_arrive)
 {
     struct json *j = parse(
         "{\"model\":\"m\",\"messages\":[1],\"max_tokens\":7,\"n\":2,\"top_k\":-1,"
@@ -263,7 +263,7 @@ static int status_of(unsigned kind, struct gen_params *p, struct fault *f, const
 }
 
 /* A number at a bound is accepted, and one step beyond it is refused with the bounds. */
-static void numbers_have_bounds(void **state)
+TEST(numbers_have_bounds)
 {
     static const struct {
         const char *name;
@@ -327,7 +327,7 @@ static char *body_of(const char *prompt, const char *open, const char *each, int
     return b.p;
 }
 
-static void lists_have_bounds(void **state)
+TEST(lists_have_bounds)
 {
     static const struct {
         unsigned kind;
@@ -358,7 +358,7 @@ static void lists_have_bounds(void **state)
 }
 
 /* Texts of the greatest length are accepted. */
-static void texts_have_bounds(void **state)
+TEST(texts_have_bounds)
 {
     static const struct {
         unsigned kind;
@@ -394,7 +394,7 @@ static void texts_have_bounds(void **state)
 }
 
 /* Every field of a chat or a response arrives in its place. */
-static void each_field_arrives(void **state)
+TEST(each_field_arrives)
 {
     struct gen_params p;
     struct fault f;
@@ -464,7 +464,7 @@ static void each_field_arrives(void **state)
 }
 
 /* A message needs its own bound on the answer; counting tokens does not. */
-static void messages_need_a_bound(void **state)
+TEST(messages_need_a_bound)
 {
     struct gen_params p;
     struct fault f;
@@ -483,7 +483,7 @@ static void messages_need_a_bound(void **state)
 
 /* Fields that change nothing are accepted with any value. Fields that are not supported are
  * accepted with a value that asks for nothing. */
-static void neutral_values_are_accepted(void **state)
+TEST(neutral_values_are_accepted)
 {
     static const struct {
         const char *value;
@@ -515,7 +515,7 @@ static void neutral_values_are_accepted(void **state)
     assert_false(request_ignores(&none, "user", 4));
 }
 
-static void token_ids_are_read(void **state)
+TEST(token_ids_are_read)
 {
     static const struct {
         const char *list, *message;
@@ -566,7 +566,7 @@ static void token_ids_are_read(void **state)
         400);
 }
 
-static void members_are_known_by_name(void **state)
+TEST(members_are_known_by_name)
 {
     static const char *const names[] = {"a", "bc", NULL};
     static const struct {
@@ -605,7 +605,7 @@ static void members_are_known_by_name(void **state)
 }
 
 /* In a conversation truncation is the default. A server that does not truncate never does. */
-static void who_is_truncated(void **state)
+TEST(who_is_truncated)
 {
     const struct hcache_truncation none = {0}, half = {.ratio = 0.5, .context = 256};
     struct json *conversation = parse("[]");
@@ -646,7 +646,7 @@ static void who_is_truncated(void **state)
 }
 
 /* The schema of a kind has the kind's fields, with types and bounds. */
-static void the_schema_names_each_field(void **state)
+TEST(the_schema_names_each_field)
 {
     struct json *s = request_schema(REQUEST_COMPLETION);
     static const struct {
@@ -674,7 +674,7 @@ static void the_schema_names_each_field(void **state)
     json_free(s);
 }
 
-static void the_defaults(void **state)
+TEST(the_defaults)
 {
     struct json *j = parse("{\"prompt\":[1,2]}");
     struct gen_params p;
@@ -687,24 +687,4 @@ static void the_defaults(void **state)
     assert_true(p.top_k == 0 && p.min_p == 0 && !p.logprobs && p.n_top == 0 && p.turn == 0);
     assert_null(p.truncation);
     json_free(j);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_row),
-        cmocka_unit_test(values_arrive),
-        cmocka_unit_test(the_defaults),
-        cmocka_unit_test(numbers_have_bounds),
-        cmocka_unit_test(lists_have_bounds),
-        cmocka_unit_test(texts_have_bounds),
-        cmocka_unit_test(each_field_arrives),
-        cmocka_unit_test(messages_need_a_bound),
-        cmocka_unit_test(neutral_values_are_accepted),
-        cmocka_unit_test(token_ids_are_read),
-        cmocka_unit_test(members_are_known_by_name),
-        cmocka_unit_test(who_is_truncated),
-        cmocka_unit_test(the_schema_names_each_field),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -65,7 +65,7 @@ static void life(void *arg)
     n_whole += ask();
 }
 
-static void each_allocation_fails_its_own_request(void **state)
+TEST(each_allocation_fails_its_own_request)
 {
     assert_true(ask());
     memtest_walk("a request", life, NULL, 150);
@@ -90,8 +90,5 @@ static int close_model(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_allocation_fails_its_own_request),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

@@ -118,7 +118,7 @@ static void put_known(const char *salt)
     hcache_free(k.ids);
 }
 
-static void a_remembered_beginning_keeps_its_tokens(void **state)
+TEST_WITH(a_remembered_beginning_keeps_its_tokens, open_answers, close_answers)
 {
     struct answers_stats st;
     put_known(NULL);
@@ -134,7 +134,7 @@ static void a_remembered_beginning_keeps_its_tokens(void **state)
     assert_int_equal(st.n_unusable, 0);
 }
 
-static void what_is_not_remembered_is_tokenized(void **state)
+TEST_WITH(what_is_not_remembered_is_tokenized, open_answers, close_answers)
 {
     put_known("salt");
     ids_are(retoken(NULL, KNOWN REST, ""), (struct prompt_ids){0},
@@ -148,7 +148,7 @@ static void what_is_not_remembered_is_tokenized(void **state)
 
 /* If a token of the whole text reaches beyond the end of the remembered text, the whole text is
  * tokenized anew. The reported reason names the first token that differs. */
-static void a_token_across_the_boundary_is_told(void **state)
+TEST_WITH(a_token_across_the_boundary_is_told, open_answers, close_answers)
 {
     struct answers_stats st;
     struct prompt_ids whole = encode("The whale", 9), cut = letters("The wha");
@@ -172,7 +172,7 @@ static void a_token_across_the_boundary_is_told(void **state)
     hcache_free(cut.ids);
 }
 
-static void known_tokens_are_continued(void **state)
+TEST_WITH(known_tokens_are_continued, open_answers, close_answers)
 {
     struct prompt_text t = text_of(KNOWN REST);
     struct hcache_err err = {0};
@@ -189,7 +189,7 @@ static void known_tokens_are_continued(void **state)
     hcache_free(k.ids);
 }
 
-static void a_text_that_is_none_is_refused(void **state)
+TEST_WITH(a_text_that_is_none_is_refused, open_answers, close_answers)
 {
     struct prompt_text t = text_of(KNOWN "\xff");
     struct prompt_ids out = {0};
@@ -230,7 +230,7 @@ static void marks_are(const char *said, const char *shown, int n, const char *co
     free(r.token_ids);
 }
 
-static void an_answer_is_marked_as_shown_and_trimmed(void **state)
+TEST_WITH(an_answer_is_marked_as_shown_and_trimmed, open_answers, close_answers)
 {
     marks_are("yes", "yes", 1, (const char *const[]){"yes", NULL}, 3);
     marks_are(" yes\n", " yes\n", 2, (const char *const[]){" yes\n", "yes"}, 5);
@@ -243,7 +243,7 @@ static void an_answer_is_marked_as_shown_and_trimmed(void **state)
     marks_are("", "", 0, NULL, 0);
 }
 
-static void an_answer_is_remembered_in_both_forms(void **state)
+TEST_WITH(an_answer_is_remembered_in_both_forms, open_answers, close_answers)
 {
     struct prompt_text asked = text_of("ask:");
     const int32_t prompt[2] = {7, 8};
@@ -282,7 +282,7 @@ static void an_answer_is_remembered_in_both_forms(void **state)
 
 /* Special tokens have no text: those between tokens that were shown belong to the answer, and those
  * at its end do not. */
-static void special_tokens_inside_an_answer_are_remembered(void **state)
+TEST_WITH(special_tokens_inside_an_answer_are_remembered, open_answers, close_answers)
 {
     struct prompt_text asked = text_of("ask:");
     struct hcache_result r = answer("a?bc??", "abc");
@@ -307,7 +307,7 @@ static void special_tokens_inside_an_answer_are_remembered(void **state)
 
 /* Without memory for the tokens the prompt is refused. An answer is then not remembered, or counts
  * as not remembered, and its text is tokenized. */
-static void without_memory_nothing_is_remembered(void **state)
+TEST_WITH(without_memory_nothing_is_remembered, open_answers, close_answers)
 {
     enum { MANY = 5000 };
     static int32_t many[MANY];
@@ -380,7 +380,7 @@ static struct hcache *open_with_begin(const char *dir)
 
 /* The first token of a text stands for no bytes. It is kept once, however much of the text is
  * known. */
-static void the_first_token_is_kept_once(void **state)
+TEST_WITH(the_first_token_is_kept_once, open_answers, close_answers)
 {
     char dir[TEMPDIR_BYTES];
     struct hcache *own = h;
@@ -437,18 +437,5 @@ static void the_first_token_is_kept_once(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-#define WITH_ANSWERS(f) cmocka_unit_test_setup_teardown(f, open_answers, close_answers)
-        WITH_ANSWERS(a_remembered_beginning_keeps_its_tokens),
-        WITH_ANSWERS(what_is_not_remembered_is_tokenized),
-        WITH_ANSWERS(a_token_across_the_boundary_is_told),
-        WITH_ANSWERS(known_tokens_are_continued),
-        WITH_ANSWERS(a_text_that_is_none_is_refused),
-        WITH_ANSWERS(an_answer_is_marked_as_shown_and_trimmed),
-        WITH_ANSWERS(an_answer_is_remembered_in_both_forms),
-        WITH_ANSWERS(special_tokens_inside_an_answer_are_remembered),
-        WITH_ANSWERS(without_memory_nothing_is_remembered),
-        WITH_ANSWERS(the_first_token_is_kept_once),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

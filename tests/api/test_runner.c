@@ -221,7 +221,7 @@ static int n_lines_of(const char *id)
 
 /* --- the tests -------------------------------------------------------------------------------- */
 
-static void a_batch_ends_with_its_answers(void **state)
+TEST_WITH(a_batch_ends_with_its_answers, begin, end)
 {
     struct shelf_file f;
     struct shelf_batch *b = add("t", 3, 2, "\n  \nno JSON\n");
@@ -249,7 +249,7 @@ static void a_batch_ends_with_its_answers(void **state)
 
 /* Answers have the time of the batch, and only their owner may read them. Lines for another
  * endpoint than the batch's are refused. A runner may tell nobody about its answers. */
-static void a_batch_has_one_endpoint_and_one_time(void **state)
+TEST_WITH(a_batch_has_one_endpoint_and_one_time, begin, end)
 {
     static const char chat[] = "{\"custom_id\":\"c\",\"method\":\"POST\",\"url\":"
                                "\"/v1/chat/completions\",\"body\":{\"messages\":[]}}\n";
@@ -281,7 +281,7 @@ static void a_batch_has_one_endpoint_and_one_time(void **state)
 }
 
 /* The runner has nothing to do until it is woken. */
-static void a_new_batch_wakes_the_runner(void **state)
+TEST_WITH(a_new_batch_wakes_the_runner, begin, end)
 {
     struct runner *r = start();
     struct shelf_batch *first = add("t", 1, 1, "");
@@ -296,7 +296,7 @@ static void a_new_batch_wakes_the_runner(void **state)
     free(second);
 }
 
-static void tenants_take_turns(void **state)
+TEST_WITH(tenants_take_turns, begin, end)
 {
     struct shelf_batch *b[] = {add("a", 2, 1, ""), add("a", 2, 1, ""), add("b", 2, 1, ""),
                                add("c", 1, 1, "")};
@@ -310,7 +310,7 @@ static void tenants_take_turns(void **state)
 }
 
 /* A batch that has run for RUNNER_TURN_S makes room for another tenant's, and goes on after it. */
-static void a_long_batch_makes_room(void **state)
+TEST_WITH(a_long_batch_makes_room, begin, end)
 {
     struct shelf_batch *a = add("a", MANY, 100, ""), *b = add("b", 1, 1, "");
     struct runner *r = start();
@@ -329,7 +329,7 @@ static void a_long_batch_makes_room(void **state)
 
 /* A runner without a batch waits without looking again and again: before its first batch, and after
  * the last. */
-static void an_idle_runner_uses_no_processor(void **state)
+TEST_WITH(an_idle_runner_uses_no_processor, begin, end)
 {
     struct runner *r = start();
     for (int i = 0; i < 2; i++) {
@@ -347,7 +347,7 @@ static void an_idle_runner_uses_no_processor(void **state)
 
 /* A fault of the disk holds a batch up. The runner says so, tries again later or when it is woken,
  * and the batch goes on. A folder lies in place of the record. */
-static void a_fault_of_the_disk_is_waited_out(void **state)
+TEST_WITH(a_fault_of_the_disk_is_waited_out, begin, end)
 {
     struct shelf_batch *b = add("t", 1, 1, "");
     char id[SHELF_ID_BYTES + 8], path[TEMPDIR_BYTES + 64], want[TEMPDIR_BYTES + 200];
@@ -375,7 +375,7 @@ static void a_fault_of_the_disk_is_waited_out(void **state)
     free(b);
 }
 
-static void a_cancelled_batch_keeps_its_answers(void **state)
+TEST_WITH(a_cancelled_batch_keeps_its_answers, begin, end)
 {
     struct shelf_batch *b = add("t", MANY, 100, ""), *after = add("t", 1, 1, "");
     struct runner *r = start();
@@ -399,7 +399,7 @@ static void a_cancelled_batch_keeps_its_answers(void **state)
 }
 
 /* A batch that is cancelled before its turn has no answers. */
-static void a_batch_that_never_ran_can_be_cancelled(void **state)
+TEST_WITH(a_batch_that_never_ran_can_be_cancelled, begin, end)
 {
     struct shelf_batch *b = add("t", 3, 1, "");
     assert_int_equal(shelf_cancel_batch(shelf, "t", b->head.id, b, &err), 0);
@@ -413,7 +413,7 @@ static void a_batch_that_never_ran_can_be_cancelled(void **state)
     free(b);
 }
 
-static void a_batch_goes_on_with_the_next_runner(void **state)
+TEST_WITH(a_batch_goes_on_with_the_next_runner, begin, end)
 {
     struct shelf_batch *b = add("t", MANY, 100, "");
     struct runner *r = start();
@@ -438,7 +438,7 @@ static void a_batch_goes_on_with_the_next_runner(void **state)
     free(b);
 }
 
-static void answers_in_progress_take_room(void **state)
+TEST_WITH(answers_in_progress_take_room, begin, end)
 {
     struct shelf_batch *b = add("t", MANY, 100, "");
     uint64_t before = shelf_room(shelf, "t");
@@ -466,7 +466,7 @@ static void wait_for_hold(struct shelf_batch *b, int code)
 
 /* Answers and files share the shelf's bound. At the bound a batch waits, keeps the answers that it
  * has, and goes on when there is room. Another tenant's batch runs meanwhile. */
-static void a_batch_waits_for_room_and_goes_on(void **state)
+TEST_WITH(a_batch_waits_for_room_and_goes_on, begin, end)
 {
     struct shelf_file f;
     char *bytes = xcalloc(1, 20 << 10);
@@ -501,7 +501,7 @@ static void a_batch_waits_for_room_and_goes_on(void **state)
 }
 
 /* A batch that waits for room can be cancelled, and keeps its answers. */
-static void a_batch_that_waits_for_room_can_be_cancelled(void **state)
+TEST_WITH(a_batch_that_waits_for_room_can_be_cancelled, begin, end)
 {
     shelf_close(shelf);
     open_shelf(4 * SHELF_RECORD_BYTES + (6 << 10));
@@ -521,7 +521,7 @@ static void a_batch_that_waits_for_room_can_be_cancelled(void **state)
 
 /* A disk without room for the next answers holds a batch up, also if it has room for records. The
  * disk is tried again when it says that it has room for them. */
-static void a_batch_waits_for_room_on_the_disk(void **state)
+TEST_WITH(a_batch_waits_for_room_on_the_disk, begin, end)
 {
     struct shelf_batch *b = add("t", 3, 2, "");
     atomic_store(&disk_is_full, true);
@@ -548,7 +548,7 @@ static void a_batch_waits_for_room_on_the_disk(void **state)
 }
 
 /* The message names no file of the server; the log does. */
-static void a_batch_whose_file_is_gone_fails(void **state)
+TEST_WITH(a_batch_whose_file_is_gone_fails, begin, end)
 {
     char path[TEMPDIR_BYTES + 64];
     struct shelf_batch *b = add("t", 1, 1, "");
@@ -566,7 +566,7 @@ static void a_batch_whose_file_is_gone_fails(void **state)
     free(b);
 }
 
-static void no_runner_can_be_stopped(void **state)
+TEST(no_runner_can_be_stopped)
 {
     runner_stop(NULL);
     runner_destroy(NULL);
@@ -574,25 +574,5 @@ static void no_runner_can_be_stopped(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_batch_ends_with_its_answers, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_has_one_endpoint_and_one_time, begin, end),
-        cmocka_unit_test_setup_teardown(a_new_batch_wakes_the_runner, begin, end),
-        cmocka_unit_test_setup_teardown(tenants_take_turns, begin, end),
-        cmocka_unit_test_setup_teardown(a_cancelled_batch_keeps_its_answers, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_that_never_ran_can_be_cancelled, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(a_batch_goes_on_with_the_next_runner, begin, end),
-        cmocka_unit_test_setup_teardown(answers_in_progress_take_room, begin, end),
-        cmocka_unit_test_setup_teardown(a_long_batch_makes_room, begin, end),
-        cmocka_unit_test_setup_teardown(an_idle_runner_uses_no_processor, begin, end),
-        cmocka_unit_test_setup_teardown(a_fault_of_the_disk_is_waited_out, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_waits_for_room_and_goes_on, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_that_waits_for_room_can_be_cancelled, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(a_batch_waits_for_room_on_the_disk, begin, end),
-        cmocka_unit_test_setup_teardown(a_batch_whose_file_is_gone_fails, begin, end),
-        cmocka_unit_test(no_runner_can_be_stopped),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

@@ -82,7 +82,7 @@ static void drop(struct hcache_ticket *t)
 
 /* A cancelled request gets no further token. Its place goes to a waiting request in the very next
  * step. */
-static void a_cancel_takes_one_step(void **state)
+TEST(a_cancel_takes_one_step)
 {
     struct desk d;
     struct hcache_stats st;
@@ -106,7 +106,7 @@ static void a_cancel_takes_one_step(void **state)
 }
 
 /* A waiting request is cancelled within one step, too. */
-static void one_that_waits_is_cancelled(void **state)
+TEST(one_that_waits_is_cancelled)
 {
     struct desk d;
     bool ended;
@@ -123,7 +123,7 @@ static void one_that_waits_is_cancelled(void **state)
 }
 
 /* Requests that wait behind a cancelled request, or are submitted after it, are served. */
-static void a_cancel_leaves_the_queue_whole(void **state)
+TEST(a_cancel_leaves_the_queue_whole)
 {
     /* gone: index of the cancelled request; 1 to 3 wait, so it is the first, middle or last one */
     for (int gone = 1; gone < 4; gone++) {
@@ -154,7 +154,7 @@ static void a_cancel_leaves_the_queue_whole(void **state)
 
 /* The predicted wait grows with the queue. It is based on the average time for which requests held
  * a place. */
-static void the_wait_follows_the_queue(void **state)
+TEST(the_wait_follows_the_queue)
 {
     struct desk d;
     struct hcache_stats st;
@@ -187,7 +187,7 @@ static void the_wait_follows_the_queue(void **state)
 
 /* Before any request has ended, the predicted wait is the time that the first request has run so
  * far. */
-static void the_first_wait_is_a_lower_bound(void **state)
+TEST(the_first_wait_is_a_lower_bound)
 {
     struct desk d;
     struct hcache_stats before, after;
@@ -234,7 +234,7 @@ static double wait_s(struct desk *d)
 #define assert_wait(d, want) assert_true(wait_s(d) >= (want) && wait_s(d) < (want) + 60)
 
 /* The first time of a place is taken as it is. Each later one moves the average by a sixteenth. */
-static void the_time_of_a_place_is_averaged(void **state)
+TEST(the_time_of_a_place_is_averaged)
 {
     struct desk d;
     bool ended;
@@ -257,7 +257,7 @@ static void the_time_of_a_place_is_averaged(void **state)
 }
 
 /* A request that was cancelled while it waited has held no place. */
-static void a_request_without_a_place_teaches_no_time(void **state)
+TEST(a_request_without_a_place_teaches_no_time)
 {
     struct desk d;
     bool ended;
@@ -277,7 +277,7 @@ static void a_request_without_a_place_teaches_no_time(void **state)
 }
 
 /* Until a request has ended, the oldest running one stands for the average. */
-static void the_oldest_place_stands_for_the_average(void **state)
+TEST(the_oldest_place_stands_for_the_average)
 {
     static const int seconds[2][2] = {{500, 1000}, {1000, 500}};
     for (int i = 0; i < 2; i++) {
@@ -315,7 +315,7 @@ static int submit_as(struct desk *d, const struct hcache_request *r,
 }
 
 /* A full queue refuses requests and counts them. The queue has room again when one of them ends. */
-static void a_full_queue_refuses(void **state)
+TEST(a_full_queue_refuses)
 {
     struct desk d;
     struct hcache_stats st;
@@ -353,7 +353,7 @@ static void a_full_queue_refuses(void **state)
 }
 
 /* A thread has the queue that it was started with, and there is only one thread. */
-static void a_thread_is_started_once(void **state)
+TEST(a_thread_is_started_once)
 {
     struct desk d;
     struct err err = {0};
@@ -392,7 +392,7 @@ static void on_prompt(void *arg, int n_done)
 
 /* Each token and the end are told, and nothing after the ticket was given up. The progress of the
  * prompt is known if it was asked for. */
-static void each_token_is_told_once(void **state)
+TEST(each_token_is_told_once)
 {
     struct desk d;
     struct err err = {0};
@@ -443,7 +443,7 @@ static void each_token_is_told_once(void **state)
 }
 
 /* A deadline that passes before the first token is an error. It is counted from the submission. */
-static void a_deadline_begins_at_the_submission(void **state)
+TEST(a_deadline_begins_at_the_submission)
 {
     struct desk d;
     struct err err = {0};
@@ -481,7 +481,7 @@ static void a_deadline_begins_at_the_submission(void **state)
 }
 
 /* A request has memory for all its answer, but not for an answer that admission will refuse. */
-static void memory_is_for_the_whole_answer(void **state)
+TEST(memory_is_for_the_whole_answer)
 {
     static const struct {
         int max_tokens, truncation, n;
@@ -503,7 +503,7 @@ static bool is_cancelled(void *arg)
 }
 
 /* is_cancelled is asked before each step, and ends the wait without a further step. */
-static void a_wait_ends_when_it_is_cancelled(void **state)
+TEST(a_wait_ends_when_it_is_cancelled)
 {
     struct desk d;
     struct hcache_delta delta;
@@ -522,25 +522,4 @@ static void a_wait_ends_when_it_is_cancelled(void **state)
     assert_int_equal(run_to_end(&d, t), N_TOKENS - 2);
     drop(t);
     close_desk(&d);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_cancel_takes_one_step),
-        cmocka_unit_test(one_that_waits_is_cancelled),
-        cmocka_unit_test(a_cancel_leaves_the_queue_whole),
-        cmocka_unit_test(the_wait_follows_the_queue),
-        cmocka_unit_test(the_first_wait_is_a_lower_bound),
-        cmocka_unit_test(the_time_of_a_place_is_averaged),
-        cmocka_unit_test(a_request_without_a_place_teaches_no_time),
-        cmocka_unit_test(the_oldest_place_stands_for_the_average),
-        cmocka_unit_test(a_full_queue_refuses),
-        cmocka_unit_test(a_thread_is_started_once),
-        cmocka_unit_test(each_token_is_told_once),
-        cmocka_unit_test(a_deadline_begins_at_the_submission),
-        cmocka_unit_test(memory_is_for_the_whole_answer),
-        cmocka_unit_test(a_wait_ends_when_it_is_cancelled),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static void close_service(struct io *disk, struct stack *k, struct service *s)
 }
 
 /* A disk that does not answer delays only requests that asked for durability. */
-static void only_the_durable_wait_for_the_disk(void **state)
+TEST(only_the_durable_wait_for_the_disk)
 {
     struct err err = {0};
     struct stack k;
@@ -127,7 +127,7 @@ static void only_the_durable_wait_for_the_disk(void **state)
 }
 
 /* Without the engine's thread, the calling thread waits for the commit itself. */
-static void durable_without_a_thread(void **state)
+TEST(durable_without_a_thread)
 {
     struct stack k;
     struct service *s;
@@ -147,7 +147,7 @@ static void durable_without_a_thread(void **state)
 
 /* If all state is durable already, or none is saved, a request does not wait: no commit would end
  * its wait. */
-static void nothing_to_save_is_nothing_to_wait_for(void **state)
+TEST(nothing_to_save_is_nothing_to_wait_for)
 {
     struct err err = {0};
     struct stack k;
@@ -183,7 +183,7 @@ static bool is_cancelled(void *arg)
 }
 
 /* A request that waits for the disk only is looked at after each commit, not all the time. */
-static void a_settling_request_is_looked_at_after_commits(void **state)
+TEST(a_settling_request_is_looked_at_after_commits)
 {
     /* is_cancelled may be called once before the end, after each of at most four chunks, and once
      * after the end */
@@ -202,15 +202,4 @@ static void a_settling_request_is_looked_at_after_commits(void **state)
     assert_in_range(a.n_settling, 1, MOST);
     assert_int_equal(take(t), 203);
     close_service(disk, &k, a.s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_the_durable_wait_for_the_disk),
-        cmocka_unit_test(durable_without_a_thread),
-        cmocka_unit_test(nothing_to_save_is_nothing_to_wait_for),
-        cmocka_unit_test(a_settling_request_is_looked_at_after_commits),
-    };
-    return cmocka_run_group_tests_name("settling", tests, NULL, NULL);
 }

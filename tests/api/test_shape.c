@@ -76,7 +76,7 @@ static bool is_null(const struct json *o, const char *key)
 
 /* A prompt with several answers counts once in the usage, with the largest restore of its
  * answers. */
-static void answers_to_one_prompt_share_it(void **state)
+TEST(answers_to_one_prompt_share_it)
 {
     struct generation *g = make(REQUEST_COMPLETION, 4, 2);
     static const int cached[] = {64, 0, 0, 32};
@@ -108,7 +108,7 @@ static void answers_to_one_prompt_share_it(void **state)
     drop(g);
 }
 
-static void timings_are_those_of_the_result(void **state)
+TEST(timings_are_those_of_the_result)
 {
     static const char *const names[] = {
         "queue_ms",        "lookup_ms",        "plan_ms",    "restore_ms", "restore_io_ms",
@@ -187,7 +187,7 @@ static void as_text_is(struct json *v, const char *want)
 
 /* A chat names each token with its bytes; a completion has a list of each kind. A token that is no
  * whole character is spelled byte by byte. */
-static void log_probabilities_have_the_form_of_their_api(void **state)
+TEST(log_probabilities_have_the_form_of_their_api)
 {
     struct generation *g = make(REQUEST_CHAT, 1, 1);
     add_logprobs(g);
@@ -226,7 +226,7 @@ static void log_probabilities_have_the_form_of_their_api(void **state)
 }
 
 /* From 80 % of the context on, the usage warns, unless the context is truncated. */
-static void a_context_that_is_nearly_full_is_told(void **state)
+TEST(a_context_that_is_nearly_full_is_told)
 {
     static const int used[] = {204, 205, 256};
     for (int i = 0; i < 3; i++)
@@ -267,7 +267,7 @@ static void piece(struct generation *g, const char *said, struct textbuf *out)
 }
 
 /* Only the first chunk has the role, alone. Usage comes last, if the request asked for it. */
-static void chunks_follow_one_another(void **state)
+TEST(chunks_follow_one_another)
 {
     struct generation *g = make(REQUEST_CHAT, 1, 1);
     struct textbuf out = {0};
@@ -296,12 +296,5 @@ static void chunks_follow_one_another(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_to_one_prompt_share_it),
-        cmocka_unit_test(timings_are_those_of_the_result),
-        cmocka_unit_test(chunks_follow_one_another),
-        cmocka_unit_test(log_probabilities_have_the_form_of_their_api),
-        cmocka_unit_test(a_context_that_is_nearly_full_is_told),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

@@ -80,7 +80,7 @@ static struct shelf_batch *add_batch(struct shelf *s, const char *tenant)
     return b;
 }
 
-static void one_process_has_a_folder(void **state)
+TEST_WITH(one_process_has_a_folder, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20), *other;
     assert_int_equal(shelf_open(folder, 1 << 20, NULL, &other, &err), ERR_BUSY);
@@ -88,7 +88,7 @@ static void one_process_has_a_folder(void **state)
 }
 
 /* A process without standard input writes and reads files as descriptor 0. */
-static void files_may_be_the_first_descriptor(void **state)
+TEST_WITH(files_may_be_the_first_descriptor, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
@@ -121,7 +121,7 @@ static void files_may_be_the_first_descriptor(void **state)
     assert_int_equal(is_open, -1);
 }
 
-static void a_restart_finds_what_was_kept(void **state)
+TEST_WITH(a_restart_finds_what_was_kept, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
@@ -175,7 +175,7 @@ static void rename_in_record(const char *id, const char *field, const char *othe
 }
 
 /* A record may only name files of its own folder, because a batch writes its answers to them. */
-static void records_name_no_other_files(void **state)
+TEST_WITH(records_name_no_other_files, make_folder, empty_folder)
 {
     static const char *const fields[] = {"input", "output", "errors"};
     for (int i = 0; i < 3; i++) {
@@ -192,7 +192,7 @@ static void records_name_no_other_files(void **state)
 }
 
 /* Another user who can write to the folder cannot redirect an upload or a download. */
-static void links_are_not_followed(void **state)
+TEST_WITH(links_are_not_followed, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
@@ -208,7 +208,7 @@ static void links_are_not_followed(void **state)
 }
 
 /* Answers of a batch that has not ended have no record yet. */
-static void answers_wait_for_the_end(void **state)
+TEST_WITH(answers_wait_for_the_end, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t");
@@ -237,7 +237,7 @@ static void answers_wait_for_the_end(void **state)
 
 /* A batch's progress is visible while it runs; the rest of its record stays, and no file is
  * written. */
-static void counts_are_seen_while_it_runs(void **state)
+TEST_WITH(counts_are_seen_while_it_runs, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
@@ -258,7 +258,7 @@ static void counts_are_seen_while_it_runs(void **state)
     free(b);
 }
 
-static void tenants_see_their_own(void **state)
+TEST_WITH(tenants_see_their_own, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *page = xcalloc(2, sizeof *page);
@@ -279,7 +279,7 @@ static void tenants_see_their_own(void **state)
     free(b);
 }
 
-static void tenants_take_turns(void **state)
+TEST_WITH(tenants_take_turns, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b[4], *next = xcalloc(1, sizeof *next);
@@ -307,7 +307,7 @@ static void tenants_take_turns(void **state)
 
 /* The runner may have read the batch before a client cancelled it, and writes its own state
  * later. */
-static void a_cancel_is_not_lost(void **state)
+TEST_WITH(a_cancel_is_not_lost, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *seen = xcalloc(1, sizeof *seen);
@@ -327,7 +327,7 @@ static void a_cancel_is_not_lost(void **state)
     free(b);
 }
 
-static void room_is_bounded(void **state)
+TEST_WITH(room_is_bounded, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(3 * SHELF_RECORD_BYTES);
     struct shelf_file f, g;
@@ -344,7 +344,7 @@ static void room_is_bounded(void **state)
 
 /* Room is taken by the answers of each batch that has not ended, running or not: of a batch that
  * made room for another tenant's, too, and of one that an earlier process began. */
-static void room_is_taken_by_answers(void **state)
+TEST_WITH(room_is_taken_by_answers, make_folder, empty_folder)
 {
     uint64_t max = 1 << 20, left;
     struct shelf *s = open_shelf(max);
@@ -380,7 +380,7 @@ static void room_is_taken_by_answers(void **state)
 }
 
 /* A tenant's many batches push out its own, not the few of another. */
-static void many_batches_push_out_their_own(void **state)
+TEST_WITH(many_batches_push_out_their_own, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf((uint64_t)1 << 30);
     struct shelf_batch *mine[3], *b = xcalloc(1, sizeof *b), *first = NULL;
@@ -409,7 +409,7 @@ static void many_batches_push_out_their_own(void **state)
 }
 
 /* Of two keys, each has half of every bound: what one takes is never the other's. */
-static void shares_are_of_each_tenant(void **state)
+TEST_WITH(shares_are_of_each_tenant, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf((uint64_t)64 << 20);
     struct shelf_file f;
@@ -446,7 +446,7 @@ static void shares_are_of_each_tenant(void **state)
 
 /* Clients cannot delete batches. If there are too many, the oldest batch that has ended makes
  * room. */
-static void old_batches_are_forgotten(void **state)
+TEST_WITH(old_batches_are_forgotten, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf((uint64_t)1 << 30);
     struct shelf_batch *first = add_batch(s, "t"), *b = xcalloc(1, sizeof *b);
@@ -549,7 +549,7 @@ static bool change_member(struct json *o, const char *name, char type, size_t ro
 }
 
 /* A record counts only if it has all its fields, each with its type, and no text is too long. */
-static void a_record_needs_each_of_its_fields(void **state)
+TEST_WITH(a_record_needs_each_of_its_fields, make_folder, empty_folder)
 {
     static const struct {
         bool is_file;
@@ -631,7 +631,7 @@ static const char *warnings(void)
 }
 
 /* A record that is not used is named, with the reason. */
-static void a_record_that_is_not_used_is_named(void **state)
+TEST_WITH(a_record_that_is_not_used_is_named, make_folder, empty_folder)
 {
     static const char *const rows[][2] = {
         {"{}", "a field is missing"},
@@ -649,7 +649,7 @@ static void a_record_that_is_not_used_is_named(void **state)
 }
 
 /* Every field of a batch comes back after a restart. */
-static void a_batch_is_kept_with_all_its_fields(void **state)
+TEST_WITH(a_batch_is_kept_with_all_its_fields, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
@@ -682,7 +682,7 @@ static void a_batch_is_kept_with_all_its_fields(void **state)
     free(b);
 }
 
-static void states_have_names_and_ends(void **state)
+TEST_WITH(states_have_names_and_ends, make_folder, empty_folder)
 {
     static const struct {
         const char *name;
@@ -729,7 +729,7 @@ static const char *page_of(struct shelf *s, struct shelf_page page)
     return text;
 }
 
-static void files_are_listed_in_pages(void **state)
+TEST_WITH(files_are_listed_in_pages, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f[6];
@@ -785,7 +785,7 @@ static void files_are_listed_in_pages(void **state)
 }
 
 /* Records of the same second are in the order of their ids. */
-static void equal_times_are_ordered_by_id(void **state)
+TEST_WITH(equal_times_are_ordered_by_id, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f[8], all[8];
@@ -803,7 +803,7 @@ static void equal_times_are_ordered_by_id(void **state)
     shelf_close(s);
 }
 
-static void batches_are_listed_in_pages(void **state)
+TEST_WITH(batches_are_listed_in_pages, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b[3], *page = xcalloc(3, sizeof *page);
@@ -839,7 +839,7 @@ static void batches_are_listed_in_pages(void **state)
 
 /* --- bounds and faults ------------------------------------------------------------------------ */
 
-static void a_file_has_its_bytes_and_a_short_name(void **state)
+TEST_WITH(a_file_has_its_bytes_and_a_short_name, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
@@ -892,7 +892,7 @@ static bool is_zeroed(int fd)
 }
 
 /* Freed blocks keep their bytes, so what is deleted or replaced is overwritten first. */
-static void what_goes_is_overwritten(void **state)
+TEST_WITH(what_goes_is_overwritten, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
@@ -917,7 +917,7 @@ static void what_goes_is_overwritten(void **state)
 }
 
 /* Overwriting would change what a reader sees. So a file stays while it is read. */
-static void a_file_that_is_read_stays(void **state)
+TEST_WITH(a_file_that_is_read_stays, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
@@ -931,7 +931,7 @@ static void a_file_that_is_read_stays(void **state)
 }
 
 /* A deletion is acknowledged only if the record is gone for good. */
-static void a_deletion_that_fails_changes_nothing(void **state)
+TEST_WITH(a_deletion_that_fails_changes_nothing, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f, again;
@@ -958,7 +958,7 @@ static void a_deletion_that_fails_changes_nothing(void **state)
 }
 
 /* A batch needs room for its record, and for one more that its answers will have. */
-static void a_batch_needs_room(void **state)
+TEST_WITH(a_batch_needs_room, make_folder, empty_folder)
 {
     for (uint64_t less = 0; less < 2; less++) {
         struct shelf *s = open_shelf(3 * SHELF_RECORD_BYTES + 3 - less);
@@ -985,7 +985,7 @@ static void a_batch_needs_room(void **state)
 }
 
 /* A folder holds at most SHELF_MAX_FILES files. */
-static void files_are_bounded_in_number(void **state)
+TEST_WITH(files_are_bounded_in_number, make_folder, empty_folder)
 {
     for (int i = 1; i < SHELF_MAX_FILES; i++) {
         char name[64], text[300];
@@ -1005,7 +1005,7 @@ static void files_are_bounded_in_number(void **state)
 }
 
 /* Unfinished files of any kind are removed; the answers of an ended batch without a record, too. */
-static void rests_are_removed(void **state)
+TEST_WITH(rests_are_removed, make_folder, empty_folder)
 {
     static const char id[] = "file-012301230123012301230123";
     struct shelf *s = open_shelf(1 << 20);
@@ -1033,7 +1033,7 @@ static void rests_are_removed(void **state)
     free(b);
 }
 
-static void a_folder_is_made_or_refused(void **state)
+TEST_WITH(a_folder_is_made_or_refused, make_folder, empty_folder)
 {
     struct shelf *s;
     struct stat st;
@@ -1066,7 +1066,7 @@ static void a_folder_is_made_or_refused(void **state)
 }
 
 /* A record that cannot be written changes nothing in memory. A folder lies in its place. */
-static void a_record_that_cannot_be_written_changes_nothing(void **state)
+TEST_WITH(a_record_that_cannot_be_written_changes_nothing, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *found = xcalloc(1, sizeof *found);
@@ -1105,7 +1105,7 @@ static void a_record_that_cannot_be_written_changes_nothing(void **state)
 }
 
 /* A disk that takes no more bytes leaves no file and no record. */
-static void a_file_that_cannot_be_written_is_not_there(void **state)
+TEST_WITH(a_file_that_cannot_be_written_is_not_there, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_file f;
@@ -1129,7 +1129,7 @@ static void a_file_that_cannot_be_written_is_not_there(void **state)
 }
 
 /* The answers of a batch become files with a name, an owner and a size; empty ones are removed. */
-static void answers_become_files(void **state)
+TEST_WITH(answers_become_files, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t");
@@ -1162,7 +1162,7 @@ static void answers_become_files(void **state)
 }
 
 /* A second cancel keeps the time of the first. */
-static void a_cancel_has_its_time(void **state)
+TEST_WITH(a_cancel_has_its_time, make_folder, empty_folder)
 {
     struct shelf *s = open_shelf(1 << 20);
     struct shelf_batch *b = add_batch(s, "t"), *seen = xcalloc(1, sizeof *seen);
@@ -1179,47 +1179,4 @@ static void a_cancel_has_its_time(void **state)
     shelf_close(s);
     free(seen);
     free(b);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, empty_folder)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(one_process_has_a_folder),
-        TEST(files_may_be_the_first_descriptor),
-        TEST(a_restart_finds_what_was_kept),
-        TEST(records_name_no_other_files),
-        TEST(links_are_not_followed),
-        TEST(answers_wait_for_the_end),
-        TEST(tenants_see_their_own),
-        TEST(tenants_take_turns),
-        TEST(a_cancel_is_not_lost),
-        TEST(room_is_bounded),
-        TEST(room_is_taken_by_answers),
-        TEST(many_batches_push_out_their_own),
-        TEST(shares_are_of_each_tenant),
-        TEST(old_batches_are_forgotten),
-        TEST(counts_are_seen_while_it_runs),
-        TEST(a_record_needs_each_of_its_fields),
-        TEST(a_record_that_is_not_used_is_named),
-        TEST(a_batch_is_kept_with_all_its_fields),
-        TEST(states_have_names_and_ends),
-        TEST(files_are_listed_in_pages),
-        TEST(equal_times_are_ordered_by_id),
-        TEST(batches_are_listed_in_pages),
-        TEST(a_file_has_its_bytes_and_a_short_name),
-        TEST(what_goes_is_overwritten),
-        TEST(a_file_that_is_read_stays),
-        TEST(a_deletion_that_fails_changes_nothing),
-        TEST(a_batch_needs_room),
-        TEST(files_are_bounded_in_number),
-        TEST(rests_are_removed),
-        TEST(a_folder_is_made_or_refused),
-        TEST(a_record_that_cannot_be_written_changes_nothing),
-        TEST(a_file_that_cannot_be_written_is_not_there),
-        TEST(answers_become_files),
-        TEST(a_cancel_has_its_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -67,7 +67,7 @@ static uint64_t open_with_least(struct stack *k, const char *path, struct said *
 
 /* Without a budget the KV cache holds a context for each sequence. A budget decides how much it
  * holds. The user's own number overrides both. */
-static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
+TEST(a_budget_decides_the_kv_cache_unless_the_user_does)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct stack k;
@@ -106,7 +106,7 @@ static void a_budget_decides_the_kv_cache_unless_the_user_does(void **state)
 
 /* For streamed layers the log gives the bytes that each pass reads; for resident layers it says
  * nothing. */
-static void streamed_layers_are_told(void **state)
+TEST(streamed_layers_are_told)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct stack k;
@@ -132,7 +132,7 @@ static void streamed_layers_are_told(void **state)
 }
 
 /* The table of memory lists only parts that take memory. */
-static void only_parts_that_reserve_memory_are_told(void **state)
+TEST(only_parts_that_reserve_memory_are_told)
 {
     struct stack k;
     char text[400];
@@ -159,7 +159,7 @@ static void only_parts_that_reserve_memory_are_told(void **state)
 
 /* Automatic copies in DRAM take the memory that is available. Requested copies that do not fit are
  * refused. */
-static void auto_copies_do_not_prevent_the_start(void **state)
+TEST(auto_copies_do_not_prevent_the_start)
 {
     struct stack k;
     struct said said = {0};
@@ -196,7 +196,7 @@ static void auto_copies_do_not_prevent_the_start(void **state)
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-static void a_step_has_the_rows_of_its_mini_batches(void **state)
+TEST(a_step_has_the_rows_of_its_mini_batches)
 {
     static const struct {
         int batch_rows, mini_batches, asked, want_batch, want_step;
@@ -215,7 +215,7 @@ static void a_step_has_the_rows_of_its_mini_batches(void **state)
     }
 }
 
-static void options_have_their_defaults(void **state)
+TEST(options_have_their_defaults)
 {
     struct stack k;
     struct err err = {0};
@@ -259,7 +259,7 @@ static void options_have_their_defaults(void **state)
     stack_close(&k);
 }
 
-static void policies_are_read_by_name(void **state)
+TEST(policies_are_read_by_name)
 {
     static const char *const names[] = {"lru", "fifo", "lfu", "attentionstore", "ours"};
     for (int i = 0; i < 5; i++) {
@@ -286,7 +286,7 @@ static int no_entry(void *arg, const struct model *m, struct err *err)
     return err_set(err, ERR_BUSY, "%s", (const char *)arg);
 }
 
-static void what_cannot_be_opened_is_refused(void **state)
+TEST(what_cannot_be_opened_is_refused)
 {
     refused(&(struct stack_opts){.user.gpu_direct = "on"}, ERR_USAGE,
             "gpu-direct on: there is no store to read from");
@@ -305,7 +305,7 @@ static void what_cannot_be_opened_is_refused(void **state)
             ERR_USAGE, "never");
 }
 
-static void each_group_of_devices_is_described(void **state)
+TEST(each_group_of_devices_is_described)
 {
     struct stack k;
     char text[400];
@@ -335,7 +335,7 @@ static void each_group_of_devices_is_described(void **state)
 
 /* Truncated contexts get a store in memory for two windows of the model, unless there is a store
  * already. */
-static void truncated_contexts_have_a_store(void **state)
+TEST(truncated_contexts_have_a_store)
 {
     struct stack k;
     struct store_stats st;
@@ -371,7 +371,7 @@ static void truncated_contexts_have_a_store(void **state)
     io_close(disk);
 }
 
-static void copies_without_a_disk_are_told(void **state)
+TEST(copies_without_a_disk_are_told)
 {
     static const uint64_t asked[] = {0, HCACHE_DRAM_AUTO, 1 << 20};
     for (int i = 0; i < 3; i++)
@@ -397,7 +397,7 @@ static void copies_without_a_disk_are_told(void **state)
 }
 
 /* A store that cannot be written is an error, or is done without, as the user asks. */
-static void a_store_may_be_done_without(void **state)
+TEST(a_store_may_be_done_without)
 {
     struct stack k;
     struct said said = {0};
@@ -427,23 +427,4 @@ static void a_store_may_be_done_without(void **state)
     o = (struct stack_opts){
         .user.store = dirs, .user.n_store = 1, .user.store_optional = true};
     refused(&o, -ENOENT, "/proc/hcache-cannot-be-here");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_budget_decides_the_kv_cache_unless_the_user_does),
-        cmocka_unit_test(streamed_layers_are_told),
-        cmocka_unit_test(only_parts_that_reserve_memory_are_told),
-        cmocka_unit_test(auto_copies_do_not_prevent_the_start),
-        cmocka_unit_test(a_step_has_the_rows_of_its_mini_batches),
-        cmocka_unit_test(options_have_their_defaults),
-        cmocka_unit_test(policies_are_read_by_name),
-        cmocka_unit_test(what_cannot_be_opened_is_refused),
-        cmocka_unit_test(each_group_of_devices_is_described),
-        cmocka_unit_test(truncated_contexts_have_a_store),
-        cmocka_unit_test(copies_without_a_disk_are_told),
-        cmocka_unit_test(a_store_may_be_done_without),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

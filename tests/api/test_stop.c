@@ -82,7 +82,7 @@ static bool second_time(void *arg)
 }
 
 /* is_cancelled is called again after 50 ms, not after the hour by which the clock was set back. */
-static void a_clock_that_is_set_back_delays_no_question(void **state)
+TEST(a_clock_that_is_set_back_delays_no_question)
 {
     struct rig r;
     int n_asked = 0;
@@ -101,7 +101,7 @@ static void a_clock_that_is_set_back_delays_no_question(void **state)
 
 /* A step would wait an hour for a disk that does not answer. Stopping does not wait for it. Later
  * the service starts again and answers. */
-static void a_stop_does_not_wait_for_streamed_weights(void **state)
+TEST(a_stop_does_not_wait_for_streamed_weights)
 {
     struct rig r;
     struct err err = {0};
@@ -130,12 +130,4 @@ static void a_stop_does_not_wait_for_streamed_weights(void **state)
     hcache_ticket_free(t);
     service_stop(r.s);
     rig_close(&r);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_stop_does_not_wait_for_streamed_weights),
-        cmocka_unit_test(a_clock_that_is_set_back_delays_no_question)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,7 +39,7 @@ static void scan(const char *pieces, const char *stop, const char *visible, bool
     assert_int_equal(found, stops);
 }
 
-static void stop_strings_end_the_text(void **state)
+TEST(stop_strings_end_the_text)
 {
     scan("ab|cd", "xy", "ab|cd|", false);
     scan("abxy", "xy", "ab|", true);
@@ -53,7 +53,7 @@ static void stop_strings_end_the_text(void **state)
     scan("abab|abac", "abac", "ab|ab|", true);
 }
 
-static void the_earliest_of_several_stops(void **state)
+TEST(the_earliest_of_several_stops)
 {
     const char *stop[] = {"later", "soon"};
     size_t bytes[] = {5, 4}, n = strlen("go soon or later"), visible;
@@ -62,14 +62,14 @@ static void the_earliest_of_several_stops(void **state)
     assert_int_equal(visible, 3);
 }
 
-static void no_stops_show_everything(void **state)
+TEST(no_stops_show_everything)
 {
     size_t n = 3, visible = 0;
     assert_false(ticket_scan_stop("abc", 0, &n, NULL, NULL, 0, &visible));
     assert_int_equal(visible, 3);
 }
 
-static void logprobs_are_normalized_and_sorted(void **state)
+TEST(logprobs_are_normalized_and_sorted)
 {
     const float logits[] = {1, 3, 2, 3, -INFINITY, 0};
     struct hcache_logprob lp[7];
@@ -86,7 +86,7 @@ static void logprobs_are_normalized_and_sorted(void **state)
     assert_int_equal(lp[0].id, 0);
 }
 
-static void a_small_vocabulary_leaves_places_empty(void **state)
+TEST(a_small_vocabulary_leaves_places_empty)
 {
     const float logits[] = {0, 1};
     struct hcache_logprob lp[5];
@@ -165,7 +165,7 @@ static void assert_near(double x, double want)
     assert_true(fabs(x - want) < 1e-9);
 }
 
-static void the_result_has_each_figure_of_the_sequence(void **state)
+TEST(the_result_has_each_figure_of_the_sequence)
 {
     struct hcache_ticket t = ended_ticket();
     const struct hcache_result *r = &t.result;
@@ -221,7 +221,7 @@ static void the_result_has_each_figure_of_the_sequence(void **state)
 }
 
 /* Tokens from copies or from the remote count only as far as the tokens were restored. */
-static void parts_are_no_more_than_the_whole(void **state)
+TEST(parts_are_no_more_than_the_whole)
 {
     struct hcache_ticket t = ended_ticket();
     seq.out.restore.dram_tokens = 576;
@@ -241,7 +241,7 @@ static void parts_are_no_more_than_the_whole(void **state)
     hcache_result_free(&t.result);
 }
 
-static void each_end_has_a_name(void **state)
+TEST(each_end_has_a_name)
 {
     static const struct {
         enum finish finish;
@@ -272,7 +272,7 @@ static void each_end_has_a_name(void **state)
 }
 
 /* The text grows piece by piece. Nothing is added after a stop string. */
-static void text_ends_at_a_stop_string(void **state)
+TEST(text_ends_at_a_stop_string)
 {
     struct request *q = request_create(
         &(struct hcache_request){.stop = &(const char *){"END"}, .n_stop = 1}, 0);
@@ -301,7 +301,7 @@ static void text_ends_at_a_stop_string(void **state)
 }
 
 /* A result's text has room for its bytes and a final zero. */
-static void a_text_without_memory_is_a_fault(void **state)
+TEST(a_text_without_memory_is_a_fault)
 {
     char text[] = "twenty-one characters";
     struct hcache_ticket t = {.req = &request,
@@ -324,21 +324,4 @@ static void a_text_without_memory_is_a_fault(void **state)
     assert_string_equal(t.err.msg, "no memory for an answer of 3 tokens");
     assert_string_equal(t.result.finish, "cancelled");
     hcache_result_free(&t.result);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stop_strings_end_the_text),
-        cmocka_unit_test(the_earliest_of_several_stops),
-        cmocka_unit_test(no_stops_show_everything),
-        cmocka_unit_test(logprobs_are_normalized_and_sorted),
-        cmocka_unit_test(a_small_vocabulary_leaves_places_empty),
-        cmocka_unit_test(the_result_has_each_figure_of_the_sequence),
-        cmocka_unit_test(parts_are_no_more_than_the_whole),
-        cmocka_unit_test(each_end_has_a_name),
-        cmocka_unit_test(text_ends_at_a_stop_string),
-        cmocka_unit_test(a_text_without_memory_is_a_fault),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

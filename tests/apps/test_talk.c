@@ -89,7 +89,7 @@ static struct turn **path_of(int64_t head, int *n)
 /* --- tokens of a turn --------------------------------------------------------------------------
  */
 
-static void a_turn_keeps_the_tokens_of_its_parent(void **state)
+TEST_WITH(a_turn_keeps_the_tokens_of_its_parent, open_conversations, close_conversations)
 {
     int n, n_turns;
     struct talk *t = talk_with("birds", NULL);
@@ -166,7 +166,7 @@ static struct turn *finished(const struct draft *d, const char *salt)
     return t;
 }
 
-static void state_under_another_salt_is_another(void **state)
+TEST_WITH(state_under_another_salt_is_another, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("birds", NULL);
     int said = say(t, LONG, 20);
@@ -184,7 +184,7 @@ static void state_under_another_salt_is_another(void **state)
 }
 
 /* A conversation shorter than a chunk has no chunk whose key could differ under another salt. */
-static void short_turns_are_kept_under_any_salt(void **state)
+TEST_WITH(short_turns_are_kept_under_any_salt, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("short", NULL);
     int said = say(t, "Hi.", 4);
@@ -197,7 +197,8 @@ static void short_turns_are_kept_under_any_salt(void **state)
     talk_close(t);
 }
 
-static void another_text_is_tokenized_from_where_it_differs(void **state)
+TEST_WITH(another_text_is_tokenized_from_where_it_differs, open_conversations,
+          close_conversations)
 {
     struct talk *t = talk_with("birds", NULL);
     int said = say(t, LONG, 20);
@@ -218,7 +219,7 @@ static void another_text_is_tokenized_from_where_it_differs(void **state)
 
 /* The longest known beginning of the text is that of the last turn's last mark. Its tokens are
  * used as they were generated, whatever the text's own tokens are. */
-static void the_last_mark_gives_the_tokens(void **state)
+TEST_WITH(the_last_mark_gives_the_tokens, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
@@ -253,7 +254,7 @@ static void the_last_mark_gives_the_tokens(void **state)
 }
 
 /* Items that were inserted after the last answer have no tokens and no model. */
-static void inserted_items_have_no_model(void **state)
+TEST_WITH(inserted_items_have_no_model, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
@@ -267,7 +268,7 @@ static void inserted_items_have_no_model(void **state)
     talk_close(t);
 }
 
-static void tokens_of_another_model_mean_nothing(void **state)
+TEST_WITH(tokens_of_another_model_mean_nothing, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("birds", NULL);
     (void)say(t, LONG, 20);
@@ -301,7 +302,7 @@ static const char *member(const struct json *o, const char *key)
     return json_string_of(json_member(o, key), NULL);
 }
 
-static void an_answer_that_was_cut_off_says_so(void **state)
+TEST_WITH(an_answer_that_was_cut_off_says_so, open_conversations, close_conversations)
 {
     int n, n_turns;
     struct talk *t = talk_with("cut", NULL);
@@ -337,7 +338,7 @@ static void an_answer_that_was_cut_off_says_so(void **state)
 }
 
 /* Of several answers the last one is shown. */
-static void the_last_answer_is_the_last_turns(void **state)
+TEST_WITH(the_last_answer_is_the_last_turns, open_conversations, close_conversations)
 {
     int n, n_turns;
     struct talk *t = talk_with("two", NULL);
@@ -360,7 +361,8 @@ static void the_last_answer_is_the_last_turns(void **state)
     talk_close(t);
 }
 
-static void a_nameless_talk_is_kept_with_its_first_answer(void **state)
+TEST_WITH(a_nameless_talk_is_kept_with_its_first_answer, open_conversations,
+          close_conversations)
 {
     struct conversations_stats st;
     struct talk *t = talk_with(NULL, NULL);
@@ -377,7 +379,7 @@ static void a_nameless_talk_is_kept_with_its_first_answer(void **state)
     talk_close(t);
 }
 
-static void talks_belong_to_their_salt(void **state)
+TEST_WITH(talks_belong_to_their_salt, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("mine", "alice");
     (void)say(t, "Hi.", 2);
@@ -390,7 +392,7 @@ static void talks_belong_to_their_salt(void **state)
     talk_close(t);
 }
 
-static void the_systems_message_is_said_once(void **state)
+TEST_WITH(the_systems_message_is_said_once, open_conversations, close_conversations)
 {
     struct talk_opts o = {
         .h = h, .conversations = c, .model_name = "demo", .system = "Be brief."};
@@ -415,7 +417,7 @@ static void the_systems_message_is_said_once(void **state)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-static void an_answer_has_the_room_that_is_left(void **state)
+TEST_WITH(an_answer_has_the_room_that_is_left, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("full", NULL);
     struct hcache_request q = {.max_tokens = -1, .save = "none"};
@@ -434,7 +436,7 @@ static void an_answer_has_the_room_that_is_left(void **state)
 }
 
 /* A text that cannot fit is refused with its size, before it is tokenized. */
-static void a_text_beyond_the_context_is_refused(void **state)
+TEST_WITH(a_text_beyond_the_context_is_refused, open_conversations, close_conversations)
 {
     enum { N = 60000 };
     struct talk *t = talk_with("huge", NULL);
@@ -453,7 +455,7 @@ static void a_text_beyond_the_context_is_refused(void **state)
 
 /* --- branches --------------------------------------------------------------------------------- */
 
-static void a_branch_begins_after_the_chosen_answer(void **state)
+TEST_WITH(a_branch_begins_after_the_chosen_answer, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("way", NULL);
     struct err err = {0};
@@ -479,7 +481,8 @@ static void a_branch_begins_after_the_chosen_answer(void **state)
     talk_close(t);
 }
 
-static void a_retry_asks_the_last_question_on_a_branch(void **state)
+TEST_WITH(a_retry_asks_the_last_question_on_a_branch, open_conversations,
+          close_conversations)
 {
     struct talk *t = talk_with("way", NULL);
     struct hcache_request q = {.max_tokens = 2, .ignore_eos = true, .save = "none"};
@@ -500,7 +503,7 @@ static void a_retry_asks_the_last_question_on_a_branch(void **state)
 }
 
 /* A turn that fails says why, and leaves nothing: neither a result nor a turn. */
-static void a_turn_that_fails_is_not_kept(void **state)
+TEST_WITH(a_turn_that_fails_is_not_kept, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("fails", NULL);
     const struct hcache_request good = {.max_tokens = 2,
@@ -531,7 +534,7 @@ static void a_turn_that_fails_is_not_kept(void **state)
 }
 
 /* A truncated conversation is never full: an answer may have half of the context. */
-static void a_truncated_talk_is_never_full(void **state)
+TEST_WITH(a_truncated_talk_is_never_full, open_conversations, close_conversations)
 {
     struct talk *t = talk_with("long", NULL);
     struct hcache_result r;
@@ -561,30 +564,7 @@ static void a_truncated_talk_is_never_full(void **state)
     }
 }
 
-#define TALK_TEST(fn)                                                                      \
-    cmocka_unit_test_setup_teardown(fn, open_conversations, close_conversations)
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        TALK_TEST(a_turn_keeps_the_tokens_of_its_parent),
-        TALK_TEST(state_under_another_salt_is_another),
-        TALK_TEST(short_turns_are_kept_under_any_salt),
-        TALK_TEST(another_text_is_tokenized_from_where_it_differs),
-        TALK_TEST(the_last_mark_gives_the_tokens),
-        TALK_TEST(inserted_items_have_no_model),
-        TALK_TEST(tokens_of_another_model_mean_nothing),
-        TALK_TEST(an_answer_that_was_cut_off_says_so),
-        TALK_TEST(the_last_answer_is_the_last_turns),
-        TALK_TEST(a_nameless_talk_is_kept_with_its_first_answer),
-        TALK_TEST(talks_belong_to_their_salt),
-        TALK_TEST(the_systems_message_is_said_once),
-        TALK_TEST(an_answer_has_the_room_that_is_left),
-        TALK_TEST(a_branch_begins_after_the_chosen_answer),
-        TALK_TEST(a_retry_asks_the_last_question_on_a_branch),
-        TALK_TEST(a_turn_that_fails_is_not_kept),
-        TALK_TEST(a_text_beyond_the_context_is_refused),
-        TALK_TEST(a_truncated_talk_is_never_full),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

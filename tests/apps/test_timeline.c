@@ -42,7 +42,7 @@ static void expect_text(int width, const char *want)
     assert_string_equal(got, want);
 }
 
-static void test_golden(void **state)
+TEST(test_golden)
 {
     simulate("RRHHK", 2e-3, 5);
     expect_text(72,
@@ -53,7 +53,7 @@ static void test_golden(void **state)
                 "of the model  . idle\n");
 }
 
-static void test_many_layers(void **state)
+TEST(test_many_layers)
 {
     simulate("RRRRHHHHHHHHHHHHHHHHHHHHHHHHKKKK", 1e-3, 32);
     expect_text(64, "         0         13.8       27.5      41.3     55 ms\n"
@@ -63,7 +63,7 @@ static void test_many_layers(void **state)
                     "head of the model  . idle\n");
 }
 
-static void test_width_is_bounded(void **state)
+TEST(test_width_is_bounded)
 {
     simulate("hidden", 1e-3, 4);
     char narrow[4096], forty[4096], wide[8192];
@@ -86,7 +86,7 @@ static int count(const char *text, const char *what)
     return n;
 }
 
-static void test_svg(void **state)
+TEST(test_svg)
 {
     simulate("RRHHK", 2e-3, 5);
     int n = timeline_svg(&lanes, "a <b> & c", NULL, 0);
@@ -105,7 +105,7 @@ static void test_svg(void **state)
 
 /* Compares the whole picture with the golden file, byte for byte. HCACHE_WRITE_GOLDEN=1 rewrites
  * the golden file; look at the new picture then. */
-static void test_svg_is_golden(void **state)
+TEST(test_svg_is_golden)
 {
     static const char *const path = "tests/apps/golden/timeline.svg";
     static char got[1 << 16], want[1 << 16];
@@ -135,7 +135,7 @@ static void scale_times(double factor)
 }
 
 /* Pictures of all widths, units of time and kinds of plans: every letter and every number. */
-static void test_texts_are_golden(void **state)
+TEST(test_texts_are_golden)
 {
     static const struct {
         const char *mode;
@@ -161,7 +161,7 @@ static void test_texts_are_golden(void **state)
 }
 
 /* Draws a pipeline of two stages, in which a bus and a compute lane are busy on each. */
-static void test_stages_are_golden(void **state)
+TEST(test_stages_are_golden)
 {
     static char got[1 << 16];
     struct textbuf b = {0};
@@ -187,7 +187,7 @@ static void test_stages_are_golden(void **state)
     golden_check(&b, "tests/apps/golden/stages.txt");
 }
 
-static void test_nothing(void **state)
+TEST(test_nothing)
 {
     memset(&lanes, 0, sizeof lanes);
     expect_text(80, "nothing to restore\n");
@@ -195,7 +195,7 @@ static void test_nothing(void **state)
 }
 
 /* Each stage has two lanes, its bus and its compute. They follow the lane of reading. */
-static void test_lanes_of_stages(void **state)
+TEST(test_lanes_of_stages)
 {
     static const struct {
         const char *name;
@@ -227,20 +227,4 @@ static void test_lanes_of_stages(void **state)
     assert_true(timeline_lane_at(&p, 4, &lane) && timeline_in_lane(&x, &lane));
     assert_true(timeline_lane_at(&p, 2, &lane) && !timeline_in_lane(&x, &lane));
     assert_true(timeline_lane_at(&p, 3, &lane) && !timeline_in_lane(&x, &lane));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_lanes_of_stages),
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_many_layers),
-        cmocka_unit_test(test_width_is_bounded),
-        cmocka_unit_test(test_svg),
-        cmocka_unit_test(test_svg_is_golden),
-        cmocka_unit_test(test_texts_are_golden),
-        cmocka_unit_test(test_stages_are_golden),
-        cmocka_unit_test(test_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -225,7 +225,7 @@ static void check(const struct made *m, const struct bpe *b, struct bpe_work *w,
     id_list_deinit(&got);
 }
 
-static void test_random_vocabularies(void **state)
+TEST(test_random_vocabularies)
 {
     struct rng rng = {.s = 20};
     for (int round = 0; round < 150; round++) {
@@ -254,7 +254,7 @@ static void test_random_vocabularies(void **state)
 }
 
 /* With ignore_merges a piece that is a token is this token, although merging would not make it. */
-static void test_whole_pieces(void **state)
+TEST(test_whole_pieces)
 {
     static struct made m;
     add_token(&m, "a");
@@ -282,7 +282,7 @@ static void test_whole_pieces(void **state)
 }
 
 /* No text makes a special token, a reserved one, or one that was only added. */
-static void test_tokens_that_text_never_makes(void **state)
+TEST(test_tokens_that_text_never_makes)
 {
     static struct made m;
     add_token(&m, "<unk>");
@@ -326,7 +326,7 @@ static void test_tokens_that_text_never_makes(void **state)
 }
 
 /* Lists and scratch memory grow as far as a text needs. */
-static void test_long_texts(void **state)
+TEST(test_long_texts)
 {
     enum { N = 300000 };
     static struct made m;
@@ -360,7 +360,7 @@ static void test_long_texts(void **state)
 
 /* A character becomes its bytes only if all of them are tokens.  Else it is the unknown token,
  * which the reference puts behind bytes that follow it. */
-static void test_vocabularies_without_some_bytes(void **state)
+TEST(test_vocabularies_without_some_bytes)
 {
     static const char *const texts[] = {"<unk>", "a", "<0x78>", "<0xC3>"};
     struct tokenizer_text tokens[4];
@@ -384,16 +384,4 @@ static void test_vocabularies_without_some_bytes(void **state)
         bpe_destroy(b);
     }
     slots_deinit(&t.by_text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random_vocabularies),
-        cmocka_unit_test(test_whole_pieces),
-        cmocka_unit_test(test_tokens_that_text_never_makes),
-        cmocka_unit_test(test_long_texts),
-        cmocka_unit_test(test_vocabularies_without_some_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

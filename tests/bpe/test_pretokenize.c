@@ -69,7 +69,7 @@ static void expect(struct pretokenizer_step step, const char *text, const char *
     expect_of(&step, 1, text, true, want);
 }
 
-static void test_behaviours(void **state)
+TEST(test_behaviours)
 {
     static const struct {
         enum split_behavior behavior;
@@ -97,7 +97,7 @@ static void test_behaviours(void **state)
 }
 
 /* More pieces than a window holds: no piece is lost, and none is cut where a window ends. */
-static void test_windows(void **state)
+TEST(test_windows)
 {
     enum { UNITS = 30000 };
     static const struct {
@@ -143,7 +143,7 @@ static void test_windows(void **state)
     free(want);
 }
 
-static void test_digits_and_punctuation(void **state)
+TEST(test_digits_and_punctuation)
 {
     expect((struct pretokenizer_step){.kind = PRETOKENIZER_DIGITS, .individual = true},
            "ab12c3", "ab|1|2|c|3|");
@@ -167,7 +167,7 @@ static void test_digits_and_punctuation(void **state)
 
 #define META "\xE2\x96\x81"
 
-static void test_metaspaces(void **state)
+TEST(test_metaspaces)
 {
     static const struct {
         enum prepend_scheme prepend;
@@ -199,7 +199,7 @@ static void test_metaspaces(void **state)
     expect_of(two, 2, "a-b", false, "a|b|");
 }
 
-static void test_bytes(void **state)
+TEST(test_bytes)
 {
     struct pretokenizer_step s = {.kind = PRETOKENIZER_BYTE_LEVEL};
     expect(s, "it's 12", "it's 12|");
@@ -231,14 +231,14 @@ static void test_bytes(void **state)
     assert_string_equal(e.msg, "a second ByteLevel is not supported");
 }
 
-static void test_no_steps_leave_the_text_whole(void **state)
+TEST(test_no_steps_leave_the_text_whole)
 {
     expect_of(NULL, 0, "a b-c", true, "a b-c|");
     expect_of(NULL, 0, "", true, "");
 }
 
 /* The first result other than 0 ends the cutting, in a window and at the end. */
-static void test_the_receiver_may_stop(void **state)
+TEST(test_the_receiver_may_stop)
 {
     enum { N = 20000 };
     char *text = malloc(N);
@@ -259,18 +259,4 @@ static void test_the_receiver_may_stop(void **state)
     }
     pretokenizer_destroy(p);
     free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_behaviours),
-        cmocka_unit_test(test_windows),
-        cmocka_unit_test(test_digits_and_punctuation),
-        cmocka_unit_test(test_metaspaces),
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_no_steps_leave_the_text_whole),
-        cmocka_unit_test(test_the_receiver_may_stop),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

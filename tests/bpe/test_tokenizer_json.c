@@ -20,7 +20,7 @@ static int parse(struct tokenizer_json *t, const char *text, struct err *err)
     return tokenizer_json_parse(t, text, strlen(text), "tokenizer.json", err);
 }
 
-static void test_model(void **state)
+TEST(test_model)
 {
     struct tokenizer_json t;
     struct err err = {0};
@@ -46,7 +46,7 @@ static void test_model(void **state)
     tokenizer_json_deinit(&t);
 }
 
-static void test_steps(void **state)
+TEST(test_steps)
 {
     struct tokenizer_json t;
     struct err err = {0};
@@ -98,7 +98,7 @@ static struct tokenizer_json read_file(const char *text)
 }
 
 /* Each option of the model goes to its own field. */
-static void test_options(void **state)
+TEST(test_options)
 {
     static const char *const options[] = {"byte_fallback", "fuse_unk", "ignore_merges"};
     for (int i = 0; i < 4; i++) {
@@ -135,7 +135,7 @@ static void test_options(void **state)
 }
 
 /* Each kind of step has its fields, and its defaults where an older file lacks a field. */
-static void test_each_step(void **state)
+TEST(test_each_step)
 {
     static const char *const normalizers[] = {"NFC", "NFD", "NFKC", "NFKD"};
     for (int i = 0; i < 4; i++) {
@@ -199,7 +199,7 @@ static void test_each_step(void **state)
 }
 
 /* A Metaspace names its scheme. Older files have a switch instead, and some have both. */
-static void test_metaspace(void **state)
+TEST(test_metaspace)
 {
     static const struct {
         const char *more;
@@ -243,7 +243,7 @@ static void test_metaspace(void **state)
 }
 
 /* TOKENIZER_MAX_TEMPLATE tokens fit on either side of the text, and one more does not. */
-static void test_template_is_bounded(void **state)
+TEST(test_template_is_bounded)
 {
     for (int side = 0; side < 2; side++)
         for (int n = TOKENIZER_MAX_TEMPLATE; n <= TOKENIZER_MAX_TEMPLATE + 1; n++) {
@@ -275,7 +275,7 @@ static void test_template_is_bounded(void **state)
 }
 
 /* Texts that are larger than a block, and more texts than one block holds, stay in place. */
-static void test_texts_of_every_size(void **state)
+TEST(test_texts_of_every_size)
 {
     static const size_t sizes[] = {1,    2,    511,  512,  513,  4000,
                                    4094, 4095, 4096, 4097, 9000, 70000};
@@ -309,7 +309,7 @@ static void test_texts_of_every_size(void **state)
 }
 
 /* A merge of two long tokens. */
-static void test_long_merges(void **state)
+TEST(test_long_merges)
 {
     static const int halves[] = {255, 256, 257, 3000};
     for (int k = 0; k < 4; k++) {
@@ -338,7 +338,7 @@ static int add(struct tokenizer_json *t, const char *text, int32_t id, struct er
     return tokenizer_json_add(t, &a, err);
 }
 
-static void test_add(void **state)
+TEST(test_add)
 {
     struct err err = {0};
     struct tokenizer_json t = read_file(
@@ -391,7 +391,7 @@ static void test_add(void **state)
 }
 
 /* The next id follows the highest added token, and the number of the vocabulary's own tokens. */
-static void test_next_id(void **state)
+TEST(test_next_id)
 {
     static const struct {
         const char *added;
@@ -604,7 +604,7 @@ static const struct {
      ERR_FORMAT, "'special_tokens': '<s>' has an id without a token"},
 };
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         struct tokenizer_json t;
@@ -619,7 +619,7 @@ static void test_refusals(void **state)
 }
 
 /* Each list has room for TOKENIZER_MAX_STEPS steps of any kind. */
-static void test_too_many_steps(void **state)
+TEST(test_too_many_steps)
 {
     static const struct {
         const char *list, *children, *type, *fields;
@@ -670,7 +670,7 @@ static void test_too_many_steps(void **state)
 }
 
 /* Every truncation and every edit gives an error or a parse, never a crash. */
-static void test_damage(void **state)
+TEST(test_damage)
 {
     char text[] = REST(
         "\"added_tokens\": [{\"id\": 7, \"content\": \"<x>\", \"special\": true}],"
@@ -704,7 +704,7 @@ static int parse_pair(struct tokenizer_json *t, const char *vocab, const char *m
                                       strlen(merges), "merges.txt", err);
 }
 
-static void test_pair(void **state)
+TEST(test_pair)
 {
     struct tokenizer_json t;
     struct err err = {0};
@@ -746,25 +746,4 @@ static void test_pair(void **state)
         assert_string_equal(err.msg, cases[i][2]);
         tokenizer_json_deinit(&t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_model),
-        cmocka_unit_test(test_steps),
-        cmocka_unit_test(test_options),
-        cmocka_unit_test(test_each_step),
-        cmocka_unit_test(test_metaspace),
-        cmocka_unit_test(test_template_is_bounded),
-        cmocka_unit_test(test_texts_of_every_size),
-        cmocka_unit_test(test_long_merges),
-        cmocka_unit_test(test_add),
-        cmocka_unit_test(test_next_id),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_too_many_steps),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_pair),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -25,7 +25,7 @@ static void expect_match(const char *pattern, bool literal, const char *text, in
     regex_free(r);
 }
 
-static void test_matches(void **state)
+TEST(test_matches)
 {
     expect_match("\\s+", false,
                  "ab \t\xC2\xA0\xE3\x80\x80"
@@ -46,7 +46,7 @@ static void test_matches(void **state)
     expect_match("a.b", true, "axb a.b", 4, 7);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     static const char *const patterns[][2] = {
         {".", "'.'"},
@@ -101,7 +101,7 @@ static void test_refusals(void **state)
 
 /* The byte alphabet is a bijection between bytes and characters. As in every GPT-2 vocabulary, " "
  * is U+0120. */
-static void test_byte_alphabet(void **state)
+TEST(test_byte_alphabet)
 {
     char bytes[256], text[512], back[512];
     for (int i = 0; i < 256; i++)
@@ -142,7 +142,7 @@ static int split(const char *pattern, const char *text, size_t n, size_t ends[2]
 }
 
 /* The text is examined in windows, but matches are those of the whole text. */
-static void test_long_matches(void **state)
+TEST(test_long_matches)
 {
     struct err err = {0};
     size_t ends[2];
@@ -176,7 +176,7 @@ static void test_long_matches(void **state)
 
 /* Some of these expressions examine the whole rest of the text for each match, others try all ways
  * to match. The work for one text is limited; an expression that needs more gives an error. */
-static void test_hostile_expressions(void **state)
+TEST(test_hostile_expressions)
 {
     enum { N = 100000 };
     static const char *const hostile[] = {"a+b|a",        "a*b|a",      "a(?=a*b)|a",
@@ -203,16 +203,4 @@ static void test_hostile_expressions(void **state)
     assert_int_equal(split("a{1,3}", text, N, ends, &err), (N + 2) / 3);
     assert_int_equal(split("a+|b", text, N, ends, &err), 1);
     free(text);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matches),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_byte_alphabet),
-        cmocka_unit_test(test_long_matches),
-        cmocka_unit_test(test_hostile_expressions),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,7 +58,7 @@ static int parse(struct gguf *g, const struct gguf_bytes *f, struct err *e)
 
 /* --- good files --------------------------------------------------------------------------- */
 
-static void test_every_kind_of_value_is_read_back(void **state)
+TEST(test_every_kind_of_value_is_read_back)
 {
     struct gguf_bytes f;
     struct gguf g;
@@ -120,7 +120,7 @@ static void test_every_kind_of_value_is_read_back(void **state)
 }
 
 /* Numbers of every width, alone and as the last element of an array. */
-static void test_numbers_of_every_width(void **state)
+TEST(test_numbers_of_every_width)
 {
     static const struct {
         enum gguf_kind kind;
@@ -182,7 +182,7 @@ static void test_numbers_of_every_width(void **state)
     }
 }
 
-static void test_reals_of_both_widths(void **state)
+TEST(test_reals_of_both_widths)
 {
     static const double values[] = {1.5, -0.1, 0};
     struct gguf_bytes f;
@@ -223,7 +223,7 @@ static void test_reals_of_both_widths(void **state)
 }
 
 /* Hundreds of values and tensors in any order are found by their names. */
-static void test_many_values_and_tensors(void **state)
+TEST(test_many_values_and_tensors)
 {
     enum { N = 300 };
     static struct gguf_bytes f;
@@ -264,7 +264,7 @@ static void test_many_values_and_tensors(void **state)
 }
 
 /* An alignment is a power of two of at most 2^20, and tensors begin at its multiples. */
-static void test_alignment(void **state)
+TEST(test_alignment)
 {
     static const struct {
         uint32_t value;
@@ -306,7 +306,7 @@ static void test_alignment(void **state)
 }
 
 /* A tensor has one to four dimensions, and a name of at most 65535 bytes without a zero. */
-static void test_dimensions_and_names(void **state)
+TEST(test_dimensions_and_names)
 {
     static struct gguf_bytes f;
     struct gguf g;
@@ -364,7 +364,7 @@ static void test_dimensions_and_names(void **state)
 
 /* The counts of a file are bounded by its size: a pair takes at least 13 bytes, a tensor 24. Up to
  * the bound the first pair or tensor is read. */
-static void test_counts_fit_into_the_file(void **state)
+TEST(test_counts_fit_into_the_file)
 {
     for (uint64_t n = 0; n < 12; n++) {
         struct gguf_bytes f;
@@ -383,7 +383,7 @@ static void test_counts_fit_into_the_file(void **state)
 }
 
 /* Tensors may touch; one byte of overlap is refused. */
-static void test_neighbours(void **state)
+TEST(test_neighbours)
 {
     struct gguf_bytes f;
     struct gguf g;
@@ -410,7 +410,7 @@ static void expect(const struct gguf_bytes *f, int code, const char *message)
     assert_non_null(strstr(e.msg, "f.gguf"));
 }
 
-static void test_bad_headers_are_refused_by_name(void **state)
+TEST(test_bad_headers_are_refused_by_name)
 {
     struct gguf_bytes f;
     begin(&f, 3, 0, 0);
@@ -430,7 +430,7 @@ static void test_bad_headers_are_refused_by_name(void **state)
     expect(&f, ERR_FORMAT, "truncated");
 }
 
-static void test_bad_values_are_refused_by_key(void **state)
+TEST(test_bad_values_are_refused_by_key)
 {
     struct gguf_bytes f;
     static const struct {
@@ -474,7 +474,7 @@ static void test_bad_values_are_refused_by_key(void **state)
     expect(&f, ERR_FORMAT, "'general.alignment' must be a power of two");
 }
 
-static void test_bad_tensors_are_refused_by_name(void **state)
+TEST(test_bad_tensors_are_refused_by_name)
 {
     struct gguf_bytes f;
     static const struct {
@@ -519,7 +519,7 @@ static void test_bad_tensors_are_refused_by_name(void **state)
 
 /* Every prefix of a good file is refused, and nothing beyond its end is read (sanitizers check it).
  */
-static void test_every_truncation_is_refused(void **state)
+TEST(test_every_truncation_is_refused)
 {
     struct gguf_bytes f;
     struct gguf g;
@@ -541,7 +541,7 @@ static void test_every_truncation_is_refused(void **state)
 
 /* --- element types ------------------------------------------------------------------------ */
 
-static void test_every_type_is_decoded_to_the_bit(void **state)
+TEST(test_every_type_is_decoded_to_the_bit)
 {
     char *bytes;
     size_t n, at = 0;
@@ -571,7 +571,7 @@ static void test_every_type_is_decoded_to_the_bit(void **state)
 }
 
 /* The list in messages equals the list of types that have a decoder. */
-static void test_supported_types_are_those_that_are_decoded(void **state)
+TEST(test_supported_types_are_those_that_are_decoded)
 {
     for (uint32_t i = 0; i < GGUF_N_TYPES + 2; i++) {
         const struct gguf_type *t = gguf_type(i);
@@ -583,25 +583,4 @@ static void test_supported_types_are_those_that_are_decoded(void **state)
         snprintf(list, sizeof list, "%s,", gguf_types_supported());
         assert_int_equal(strstr(list, name) != NULL, t->decode != NULL);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kind_of_value_is_read_back),
-        cmocka_unit_test(test_numbers_of_every_width),
-        cmocka_unit_test(test_reals_of_both_widths),
-        cmocka_unit_test(test_many_values_and_tensors),
-        cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_dimensions_and_names),
-        cmocka_unit_test(test_counts_fit_into_the_file),
-        cmocka_unit_test(test_neighbours),
-        cmocka_unit_test(test_bad_headers_are_refused_by_name),
-        cmocka_unit_test(test_bad_values_are_refused_by_key),
-        cmocka_unit_test(test_bad_tensors_are_refused_by_name),
-        cmocka_unit_test(test_every_truncation_is_refused),
-        cmocka_unit_test(test_every_type_is_decoded_to_the_bit),
-        cmocka_unit_test(test_supported_types_are_those_that_are_decoded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ static void refuse(const char *name, int code, const char *message)
                  e.msg);
 }
 
-static void test_which_files_are_gguf(void **state)
+TEST(test_which_files_are_gguf)
 {
     put("four", "GGUF", 4);
     assert_true(gguf_files_is(path));
@@ -86,7 +86,7 @@ static void test_which_files_are_gguf(void **state)
     refuse("pipe", ERR_FORMAT, "pipe: not a GGUF file");
 }
 
-static void test_the_parts_are_one_model(void **state)
+TEST(test_the_parts_are_one_model)
 {
     struct gguf_files f;
     struct err e = {0};
@@ -118,7 +118,7 @@ static void test_the_parts_are_one_model(void **state)
     gguf_files_close(&f);
 }
 
-static void test_parts_that_do_not_belong_together(void **state)
+TEST(test_parts_that_do_not_belong_together)
 {
     put_part("a-00001-of-00002.gguf", 0, 2, 2);
     refuse("a-00001-of-00002.gguf", -ENOENT,
@@ -163,10 +163,5 @@ static void test_parts_that_do_not_belong_together(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_which_files_are_gguf),
-        cmocka_unit_test(test_the_parts_are_one_model),
-        cmocka_unit_test(test_parts_that_do_not_belong_together),
-    };
-    return cmocka_run_group_tests(tests, make_dir, tempdir_end);
+    return unit_run(make_dir, tempdir_end);
 }

@@ -75,7 +75,7 @@ static const struct {
     {"{\"a\": {\"dtype\"", 0, ERR_FORMAT, "near end of file"},
 };
 
-static void test_bad_headers(void **state)
+TEST(test_bad_headers)
 {
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         size_t n;
@@ -103,7 +103,7 @@ static void expect_error(const uint8_t *bytes, size_t n, uint64_t file_bytes,
     safetensors_deinit(&s);
 }
 
-static void test_bad_lengths(void **state)
+TEST(test_bad_lengths)
 {
     uint8_t b[64] = {0};
     expect_error(b, 0, 0, "truncated: 0 bytes");
@@ -124,7 +124,7 @@ static void test_bad_lengths(void **state)
 }
 
 /* The header may fill the file, and have 100,000,000 bytes, but not one more. */
-static void test_header_end(void **state)
+TEST(test_header_end)
 {
     static const struct {
         uint64_t length, file_bytes;
@@ -148,7 +148,7 @@ static void test_header_end(void **state)
 }
 
 /* Every element type is read and written with its size. */
-static void test_types(void **state)
+TEST(test_types)
 {
     static const size_t bytes[] = {1, 1, 1, 1, 1, 2, 2, 2, 2, 4, 4, 4, 8, 8, 8};
     static const char *const names[] = {"BOOL", "U8",  "I8",  "F8_E5M2", "F8_E4M3",
@@ -180,7 +180,7 @@ static void test_types(void **state)
 }
 
 /* Eight dimensions, empty tensors between others and at both ends, and no tensor at all. */
-static void test_odd_files(void **state)
+TEST(test_odd_files)
 {
     static const struct {
         const char *header;
@@ -215,7 +215,7 @@ static void test_odd_files(void **state)
 }
 
 /* A header's data begin at the next multiple of 64, whatever the length of its names. */
-static void test_padding(void **state)
+TEST(test_padding)
 {
     for (size_t len = 1; len <= 130; len++) {
         char name[140] = {0};
@@ -239,7 +239,7 @@ static void test_padding(void **state)
 }
 
 /* Every truncation and every flipped byte gives an error or a parse, never a crash. */
-static void test_damage(void **state)
+TEST(test_damage)
 {
     const char *header =
         "{\"__metadata__\": {\"format\": \"pt\"},"
@@ -271,7 +271,7 @@ static void test_damage(void **state)
 
 /* --- good files --------------------------------------------------------------------- */
 
-static void test_write_then_parse(void **state)
+TEST(test_write_then_parse)
 {
     struct safetensors_tensor t[] = {
         {.name = "z.weight", .dtype = SAFETENSORS_BF16, .n_dims = 2, .shape = {3, 5}},
@@ -309,7 +309,7 @@ static void test_write_then_parse(void **state)
     free(bytes);
 }
 
-static void test_real_file(void **state)
+TEST(test_real_file)
 {
     const char *path = "models/demo/model.safetensors";
     FILE *f = fopen(path, "rb");
@@ -335,7 +335,7 @@ static void test_real_file(void **state)
 
 /* --- the index ---------------------------------------------------------------------- */
 
-static void test_index(void **state)
+TEST(test_index)
 {
     const char *good = "{\"metadata\": {\"total_size\": 10}, \"weight_map\": {"
                        "\"b\": \"model-2.safetensors\", \"c\": \"model-1.safetensors\","
@@ -393,16 +393,4 @@ static void test_index(void **state)
     }
     safetensors_index_deinit(&x);
     assert_null(x.files);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bad_headers), cmocka_unit_test(test_bad_lengths),
-        cmocka_unit_test(test_header_end),  cmocka_unit_test(test_types),
-        cmocka_unit_test(test_odd_files),   cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_damage),      cmocka_unit_test(test_write_then_parse),
-        cmocka_unit_test(test_real_file),   cmocka_unit_test(test_index),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

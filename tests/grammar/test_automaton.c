@@ -156,7 +156,7 @@ static void check(const char *name, struct grammar *g, uint64_t seed)
     automaton_destroy(judge);
 }
 
-static void test_masks(void **state)
+TEST(test_masks)
 {
     static const char *const schemas[] = {
         "{}",
@@ -189,7 +189,7 @@ static void test_masks(void **state)
     }
 }
 
-static void test_gbnf_masks(void **state)
+TEST(test_gbnf_masks)
 {
     static const char text[] = "root ::= line+\nline ::= [a-z ]{1,70} (\"{\" root? \"}\")* "
                                "| \"\\\"\" [^\"]* \"\\\"\"\n";
@@ -205,7 +205,7 @@ static void test_gbnf_masks(void **state)
 }
 
 /* An automaton that forgets its states goes on with all walks where they were. */
-static void test_forgetting(void **state)
+TEST(test_forgetting)
 {
     struct grammar *g = schema("{\"type\":\"string\",\"maxLength\":100000}");
     struct automaton *a = automaton_create(g, vocab);
@@ -231,7 +231,7 @@ static void test_forgetting(void **state)
 }
 
 /* A form that begins behind a tag: before the first tag stands any text. */
-static void test_after(void **state)
+TEST(test_after)
 {
     static const char *const yes[] = {"x</t>null", "</t>\n null", "</</t></t>",
                                       "a\"</</t>null"};
@@ -261,7 +261,7 @@ static void test_after(void **state)
 }
 
 /* A form shared by two answers, which stand at different places. */
-static void test_form(void **state)
+TEST(test_form)
 {
     struct form *f = form_create(schema("{\"enum\":[\"a\",12]}"), vocab);
     struct form_place one = {0}, two = {0};
@@ -295,7 +295,7 @@ static void test_form(void **state)
 
 /* Where a form leaves no choice, its text is guessed to the next choice, and each guess is allowed
  * where it stands. */
-static void test_forced(void **state)
+TEST(test_forced)
 {
     static const struct {
         const char *schema, *text; /* what is guessed behind the bytes of `answer` */
@@ -337,7 +337,7 @@ static void test_forced(void **state)
 
 /* Whatever is chosen on the way, an answer is complete within its tokens if the shortest one is,
  * with the token that ends it. */
-static void test_close(void **state)
+TEST(test_close)
 {
     static const struct {
         const char *schema;
@@ -387,7 +387,7 @@ static void test_close(void **state)
 }
 
 /* A walk that left the form allows nothing, and a token without bytes is never allowed. */
-static void test_dead(void **state)
+TEST(test_dead)
 {
     struct grammar *g = schema("{\"type\":\"null\"}");
     struct automaton *a = automaton_create(g, vocab);
@@ -409,11 +409,5 @@ static void test_dead(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_masks),      cmocka_unit_test(test_gbnf_masks),
-        cmocka_unit_test(test_forgetting), cmocka_unit_test(test_dead),
-        cmocka_unit_test(test_after),      cmocka_unit_test(test_form),
-        cmocka_unit_test(test_close),      cmocka_unit_test(test_forced),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return unit_run(set_up, tear_down);
 }

@@ -38,7 +38,7 @@ static void expression(struct rng *r, int depth, char *out, size_t max)
                  counts[rng_below(r, sizeof counts / sizeof *counts)], other);
 }
 
-static void test_against_pcre2(void **state)
+TEST(test_against_pcre2)
 {
     static const char *const letters[] = {
         "a", "b", "c", "d", "1", " ", "\xC3\xA9", "\xE2\x82\xAC", "\n", "_"};
@@ -79,7 +79,7 @@ static void test_against_pcre2(void **state)
 }
 
 /* What a JSON schema's pattern means: somewhere in the text, by ECMA-262. */
-static void test_patterns(void **state)
+TEST(test_patterns)
 {
     static const struct {
         const char *pattern, *yes[4], *no[4];
@@ -121,7 +121,7 @@ static void test_patterns(void **state)
     }
 }
 
-static void test_choice(void **state)
+TEST(test_choice)
 {
     static const char *const texts[] = {"yes", "no", "yesterday"};
     struct grammar *g;
@@ -140,7 +140,7 @@ static void test_choice(void **state)
         ERR_USAGE);
 }
 
-static void test_gbnf(void **state)
+TEST(test_gbnf)
 {
     static const struct {
         const char *text, *yes[4], *no[4];
@@ -201,7 +201,7 @@ static void test_gbnf(void **state)
 }
 
 /* Ranges of numbers against comparison, for all small decimals. */
-static void test_ranges(void **state)
+TEST(test_ranges)
 {
     static const double bounds[] = {-12, -10, -1.5, -1,  -0.05, 0,     0.05,
                                     0.5, 1,   9,    9.9, 10,    11.25, 100};
@@ -237,14 +237,4 @@ static void test_ranges(void **state)
             json_free(v);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_against_pcre2), cmocka_unit_test(test_patterns),
-        cmocka_unit_test(test_choice),        cmocka_unit_test(test_gbnf),
-        cmocka_unit_test(test_ranges),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static void check_rows(void **state, const struct row *rows, size_t n)
 
 #define CHECK_ROWS(rows) check_rows(state, rows, sizeof(rows) / sizeof *(rows))
 
-static void test_types(void **state)
+TEST(test_types)
 {
     static const struct row rows[] = {
         {"{\"type\":\"number\"}",
@@ -70,7 +70,7 @@ static void test_types(void **state)
     CHECK_ROWS(rows);
 }
 
-static void test_numbers(void **state)
+TEST(test_numbers)
 {
     static const struct row rows[] = {
         {"{\"type\":\"integer\",\"minimum\":-3,\"maximum\":12}",
@@ -103,7 +103,7 @@ static void test_numbers(void **state)
     CHECK_ROWS(rows);
 }
 
-static void test_strings(void **state)
+TEST(test_strings)
 {
     static const struct row rows[] = {
         /* Lengths count characters of the parsed text, however they are spelled. */
@@ -140,7 +140,7 @@ static void test_strings(void **state)
     CHECK_ROWS(rows);
 }
 
-static void test_objects(void **state)
+TEST(test_objects)
 {
     static const struct row rows[] = {
         {"{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"integer\"},\"b\":{"
@@ -181,7 +181,7 @@ static void test_objects(void **state)
     CHECK_ROWS(rows);
 }
 
-static void test_arrays(void **state)
+TEST(test_arrays)
 {
     static const struct row rows[] = {
         {"{\"type\":\"array\",\"items\":{\"type\":\"null\"},\"minItems\":1,\"maxItems\":3}",
@@ -206,7 +206,7 @@ static void test_arrays(void **state)
     CHECK_ROWS(rows);
 }
 
-static void test_combinations(void **state)
+TEST(test_combinations)
 {
     static const struct row rows[] = {
         {"{\"anyOf\":[{\"type\":\"integer\",\"minimum\":5},{\"const\":\"x\"}]}",
@@ -261,7 +261,7 @@ static bool begins(const char *schema, const char *text)
 }
 
 /* Items differ, and nothing leads to where only used ones remain. */
-static void test_unique(void **state)
+TEST(test_unique)
 {
     static const struct row rows[] = {
         {"{\"uniqueItems\":true,\"items\":{\"enum\":[\"a\",\"ab\",1]}}",
@@ -285,7 +285,7 @@ static void test_unique(void **state)
 }
 
 /* A length beside a pattern is counted, and no text is begun that its length cannot end. */
-static void test_counted_patterns(void **state)
+TEST(test_counted_patterns)
 {
     static const struct row rows[] = {
         {"{\"type\":\"string\",\"pattern\":\"b$\",\"maxLength\":3}",
@@ -311,7 +311,7 @@ static void test_counted_patterns(void **state)
     assert_false(begins(rows[0].schema, "\"aa\\")); /* only a "b" is left room for */
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     static const struct {
         const char *schema;
@@ -357,7 +357,7 @@ static void test_refusals(void **state)
     }
 }
 
-static void test_loose(void **state)
+TEST(test_loose)
 {
     struct grammar *g;
     struct err err = {0};
@@ -370,16 +370,4 @@ static void test_loose(void **state)
     assert_true(grammar_contains(g, text, strlen(text)));
     textbuf_free(&loose);
     grammar_free(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),    cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_strings),  cmocka_unit_test(test_objects),
-        cmocka_unit_test(test_arrays),   cmocka_unit_test(test_combinations),
-        cmocka_unit_test(test_unique),   cmocka_unit_test(test_counted_patterns),
-        cmocka_unit_test(test_refusals), cmocka_unit_test(test_loose),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

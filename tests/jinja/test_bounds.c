@@ -295,7 +295,7 @@ static const struct {
 
 /* The steps that an expression takes: one for each node, one for each operation on values, and one
  * more for each 64 bytes that an operation reads or writes. */
-static void an_expression_takes_its_steps(void **state)
+TEST(an_expression_takes_its_steps)
 {
     uint64_t base = steps_to_run("{% set x = 0 %}") - 1; /* a number takes one step */
     size_t n_bad = 0;
@@ -350,7 +350,7 @@ static const struct {
      29, 125},
 };
 
-static void a_statement_takes_its_steps(void **state)
+TEST(a_statement_takes_its_steps)
 {
     size_t n_bad = 0;
     for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
@@ -370,7 +370,7 @@ static void a_statement_takes_its_steps(void **state)
 
 /* Every level that an operation takes is given back: the same 600 times over, in the text and in a
  * loop, stays within 500 levels. */
-static void levels_are_given_back(void **state)
+TEST(levels_are_given_back)
 {
     struct err err = {0};
     for (size_t i = 0; i < sizeof expressions / sizeof *expressions; i++) {
@@ -396,7 +396,7 @@ static void levels_are_given_back(void **state)
 }
 
 /* The levels that one nesting more takes, in the compilation or, with a value, in the render. */
-static void nesting_takes_its_levels(void **state)
+TEST(nesting_takes_its_levels)
 {
     static const struct {
         const char *before, *opens, *inside, *closes, *after;
@@ -449,7 +449,7 @@ static void nesting_takes_its_levels(void **state)
 
 /* --- bytes -------------------------------------------------------------------------------- */
 
-static void limits_are_those_of_the_manual(void **state)
+TEST(limits_are_those_of_the_manual)
 {
     struct jinja_limits l = jinja_default_limits();
     assert_int_equal(l.max_steps, 20000000);
@@ -460,7 +460,7 @@ static void limits_are_those_of_the_manual(void **state)
 }
 
 /* A source and an output of exactly the limit pass. One byte more does not. */
-static void bytes_are_counted_exactly(void **state)
+TEST(bytes_are_counted_exactly)
 {
     static const char *const outputs[] = {"%s", "{{ '%s' }}",
                                           "{%% set x %%}%s{%% endset %%}",
@@ -494,7 +494,7 @@ static void bytes_are_counted_exactly(void **state)
 }
 
 /* Text that is made doubles its room. Memory that the limit does not allow ends the render. */
-static void memory_is_bounded(void **state)
+TEST(memory_is_bounded)
 {
     static const char *const sources[] = {
         "{{ 'x' * 100000 }}",
@@ -524,14 +524,5 @@ static void memory_is_bounded(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_expression_takes_its_steps),
-        cmocka_unit_test(a_statement_takes_its_steps),
-        cmocka_unit_test(levels_are_given_back),
-        cmocka_unit_test(nesting_takes_its_levels),
-        cmocka_unit_test(limits_are_those_of_the_manual),
-        cmocka_unit_test(bytes_are_counted_exactly),
-        cmocka_unit_test(memory_is_bounded),
-    };
-    return cmocka_run_group_tests(tests, make_variables, free_variables);
+    return unit_run(make_variables, free_variables);
 }

@@ -122,7 +122,7 @@ static const char *judge(const struct outcome *o, const struct json *expected)
     return why;
 }
 
-static void test_units(void **state)
+TEST(test_units)
 {
     const struct json *units = json_member(golden, "units");
     const struct json *vars = json_member(golden, "unit_vars");
@@ -143,7 +143,7 @@ static void test_units(void **state)
     assert_int_equal(bad, 0);
 }
 
-static void test_chats(void **state)
+TEST(test_chats)
 {
     const struct json *chats = json_member(golden, "chats");
     size_t bad = 0, done = 0, skipped = 0;
@@ -197,7 +197,7 @@ static void expect_error(const char *source, const struct jinja_limits *limits, 
     jinja_destroy(t);
 }
 
-static void test_messages(void **state)
+TEST(test_messages)
 {
     expect_error("a\n\n{% nosuch %}", NULL, ERR_FORMAT, "model:3: unknown tag 'nosuch'");
     expect_error("a\n{{ 1 | urlize }}", NULL, ERR_UNSUPPORTED,
@@ -222,7 +222,7 @@ static void expect_text(const char *source, const char *text)
 }
 
 /* Cases found by fuzzing; the expected texts come from the reference implementation. */
-static void test_corners(void **state)
+TEST(test_corners)
 {
     /* A literal that is only a continued line is empty. */
     expect_text("{% set s = '\\\n' %}{{ s.find('') }} {{ s.index('') }} {{ '' in s }} "
@@ -254,7 +254,7 @@ static void test_corners(void **state)
  * implementation gives the same texts. */
 /* A missing attribute of what filters and methods return is undefined. Well-known templates ask for
  * the type of a parameter's items so. */
-static void test_missing_attributes(void **state)
+TEST(test_missing_attributes)
 {
     expect_text("{{ ({'a': 1} | items).type is defined }}", "False");
     expect_text("{{ ({'a': 1}.items()).type is defined }}", "False");
@@ -267,7 +267,7 @@ static void test_missing_attributes(void **state)
         "list[]");
 }
 
-static void test_hiding(void **state)
+TEST(test_hiding)
 {
     static const char *const sets[] = {
         "{% set range = 2 %}", "{% if false %}{% set range = 2 %}{% endif %}",
@@ -283,7 +283,7 @@ static void test_hiding(void **state)
 }
 
 /* As in Python, a count bounds the replacements, and the empty text lies between all characters. */
-static void test_replacing(void **state)
+TEST(test_replacing)
 {
     expect_text("{{ 'abab'.replace('a', 'xy') }} {{ 'abab'.replace('b', '') }} "
                 "{{ 'abab'.replace('c', 'x') }} {{ 'aaa'.replace('aa', 'b') }}",
@@ -299,7 +299,7 @@ static void test_replacing(void **state)
 
 /* A tag with a sign takes the whitespace beside it, also blanks of several bytes, and no part of a
  * character. */
-static void test_trimming(void **state)
+TEST(test_trimming)
 {
     expect_text("a \t\n{%- if true %} b  {%- endif -%} \n c", "a bc");
     expect_text("x y\xc2\xa0\xe3\x80\x80{{- 1 -}}\xe2\x80\x83\xc3\xa9", "x y1\xc3\xa9");
@@ -325,7 +325,7 @@ static void expect_limit(char *source, const struct jinja_limits *limits)
     free(source);
 }
 
-static void test_limits(void **state)
+TEST(test_limits)
 {
     expect_error(
         "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
@@ -372,7 +372,7 @@ static void test_limits(void **state)
 }
 
 /* A long elif chain and a long text do not count as deep nesting. */
-static void test_long_is_not_deep(void **state)
+TEST(test_long_is_not_deep)
 {
     char *source = repeated("{% if 0 %}", "{% elif 0 %}x", 20000, "{% else %}y{% endif %}");
     struct outcome o = render(source, strlen(source), NULL, NULL);
@@ -384,7 +384,7 @@ static void test_long_is_not_deep(void **state)
 
 /* The case of every letter up to U+05FF agrees with the C library, or is an error. So does that of
  * the characters around the blocks without case. */
-static void test_letters(void **state)
+TEST(test_letters)
 {
     static const uint32_t others[] = {
         0x109F,  0x10A0,  0x10FF,  0x1100,  0x139F,  0x13A0,  0x177F,  0x1780,  0x17FF,
@@ -491,7 +491,7 @@ static size_t mutate(struct rng *r, char *s, size_t n, size_t cap, const char *o
     return n;
 }
 
-static void test_damage(void **state)
+TEST(test_damage)
 {
     enum { ROUNDS = 30000, CAP = 16384 };
     const struct json *units = json_member(golden, "units"),
@@ -547,19 +547,5 @@ static void test_damage(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_corners),
-        cmocka_unit_test(test_missing_attributes),
-        cmocka_unit_test(test_hiding),
-        cmocka_unit_test(test_replacing),
-        cmocka_unit_test(test_trimming),
-        cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_long_is_not_deep),
-        cmocka_unit_test(test_letters),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_units),
-        cmocka_unit_test(test_chats),
-    };
-    return cmocka_run_group_tests(tests, load_golden, free_golden);
+    return unit_run(load_golden, free_golden);
 }

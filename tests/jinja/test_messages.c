@@ -544,7 +544,7 @@ static const struct {
     {"{% if 1 %}a\n\nb", ERR_FORMAT, "3: unexpected end of template, 'endif' is missing"},
 };
 
-static void each_failure_has_its_message(void **state)
+TEST(each_failure_has_its_message)
 {
     const struct tm now = {.tm_year = 126, .tm_mon = 10, .tm_mday = 24, .tm_isdst = -1};
     size_t n_bad = 0;
@@ -572,7 +572,7 @@ static void each_failure_has_its_message(void **state)
 }
 
 /* Without a time, strftime_now alone is unknown. */
-static void a_render_may_have_no_time(void **state)
+TEST(a_render_may_have_no_time)
 {
     static const char *const rows_without[][2] = {
         {"{{ cycler() }}", "t:1: function 'cycler' is not supported"},
@@ -591,7 +591,7 @@ static void a_render_may_have_no_time(void **state)
 }
 
 /* raise_exception's message is the whole message: up to 500 bytes, with blanks for zeros. */
-static void a_raised_message_is_cut(void **state)
+TEST(a_raised_message_is_cut)
 {
     for (int n = 498; n <= 502; n++) {
         char source[700], want[501] = {0};
@@ -612,14 +612,4 @@ static void a_raised_message_is_cut(void **state)
         jinja_destroy(t);
     }
     jinja_destroy(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_failure_has_its_message),
-        cmocka_unit_test(a_render_may_have_no_time),
-        cmocka_unit_test(a_raised_message_is_cut),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

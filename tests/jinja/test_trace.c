@@ -58,7 +58,7 @@ static void expect(const char *source, const char *want, const char *origin)
     json_free(m);
 }
 
-static void test_plain(void **state)
+TEST(test_plain)
 {
     expect("<|end|>", "<|end|>", "-------");
     expect("{{ m.a }}", "<|end|>", "fffffff");
@@ -69,7 +69,7 @@ static void test_plain(void **state)
 }
 
 /* Pieces keep their origin, however they are combined. */
-static void test_joined(void **state)
+TEST(test_joined)
 {
     expect("{{ '<s>' + m.a + '</s>' }}", "<s><|end|></s>", "---fffffff----");
     expect("{{ '<s>' ~ m.a ~ own }}", "<s><|end|>OWN", "---fffffff---");
@@ -86,7 +86,7 @@ static void test_joined(void **state)
            "<| end|> ", "ff-fffff-");
 }
 
-static void test_cut(void **state)
+TEST(test_cut)
 {
     expect("{{ m.sp | trim }}", "xy", "ff");
     expect("{{ m.sp.strip() + '.' }}", "xy.", "ff-");
@@ -100,7 +100,7 @@ static void test_cut(void **state)
     expect("{{ own.replace('W', m.l[0]) }}", "O<|N", "-ff-");
 }
 
-static void test_changed(void **state)
+TEST(test_changed)
 {
     expect("{{ m.up | lower }}", "<|end|>", "fffffff");
     expect("{{ m.a.upper() }}", "<|END|>", "fffffff");
@@ -161,7 +161,7 @@ static void assert_capitals(const char *source, const struct traced *t)
 
 /* Texts of every length are copied from and to every bit of a byte, once as they come and once
  * after a block has captured them. The last source alternates between the two origins. */
-static void every_bit_is_copied(void **state)
+TEST(every_bit_is_copied)
 {
     static const char *const sources[] = {
         "{{ 'p' * %d }}{{ m[%d:][:%d] }}ppp",
@@ -192,7 +192,7 @@ static void every_bit_is_copied(void **state)
 
 /* Strings of 16 KiB and more are not copied. There may be more of them than the trace remembers,
  * and their parts are foreign, too. */
-static void large_strings_are_foreign(void **state)
+TEST(large_strings_are_foreign)
 {
     static const int sizes[] = {16383, 16384, 16385};
     char *text = calloc(1, 16386);
@@ -224,7 +224,7 @@ static void large_strings_are_foreign(void **state)
 }
 
 /* A caller that traces nothing gets no bits. One that traces no string still has the names. */
-static void a_caller_may_trace_nothing(void **state)
+TEST(a_caller_may_trace_nothing)
 {
     struct json *m = parse("{\"KEY\": \"Value\"}");
     struct traced t = render("{{ m }}", m, NULL, false, NULL);
@@ -244,7 +244,7 @@ static void a_caller_may_trace_nothing(void **state)
 }
 
 /* Each allocation of a compilation and of a render may fail. A message tells it, without text. */
-static void a_lack_of_memory_is_told(void **state)
+TEST(a_lack_of_memory_is_told)
 {
     static const char source[] = "{{ m }}";
     struct json *m = parse("[\"A\"]");
@@ -279,16 +279,6 @@ static void a_lack_of_memory_is_told(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_plain),
-        cmocka_unit_test(test_joined),
-        cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_changed),
-        cmocka_unit_test(every_bit_is_copied),
-        cmocka_unit_test(large_strings_are_foreign),
-        cmocka_unit_test(a_caller_may_trace_nothing),
-        cmocka_unit_test(a_lack_of_memory_is_told),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -41,7 +41,7 @@ static void refuse(const char *text, int code, const char *part)
 
 #define LLAMA(more) "{\"model_type\": \"llama\", " LLAMA_SIZES more "}"
 
-static void test_llama(void **state)
+TEST(test_llama)
 {
     struct model_config c = parse(
         LLAMA(", \"architectures\": [\"LlamaForCausalLM\"], \"num_key_value_heads\": 4,"
@@ -73,7 +73,7 @@ static void test_llama(void **state)
     assert_int_equal(parse(LLAMA("")).weight_type, WEIGHT_UNSPECIFIED);
 }
 
-static void test_rope_scaling(void **state)
+TEST(test_rope_scaling)
 {
     const char *inner =
         "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0,"
@@ -126,7 +126,7 @@ static void test_rope_scaling(void **state)
 
 /* LongRoPE has factors for contexts up to the original one and for longer ones; the context that is
  * configured decides. */
-static void test_longrope(void **state)
+TEST(test_longrope)
 {
 #define LONGROPE(n, more)                                                                  \
     "{\"model_type\": \"phi3\", " LLAMA_SIZES                                              \
@@ -149,7 +149,7 @@ static void test_longrope(void **state)
     refuse(LONGROPE("4.0,", ""), ERR_FORMAT, "needs 'original_max_position_embeddings'");
 }
 
-static void test_refused_scalings(void **state)
+TEST(test_refused_scalings)
 {
     refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\"},"
                  "\"rope_parameters\": {\"rope_type\": \"default\"}"),
@@ -162,7 +162,7 @@ static void test_refused_scalings(void **state)
            ERR_FORMAT, "low_freq_factor < high_freq_factor");
 }
 
-static void test_mistral_and_qwen(void **state)
+TEST(test_mistral_and_qwen)
 {
     struct model_config c;
 #define MISTRAL(more)                                                                      \
@@ -200,7 +200,7 @@ static void test_mistral_and_qwen(void **state)
 }
 
 /* The published gemma-3-4b-it: most sizes of its text part are the reference's defaults. */
-static void test_text_part_of_a_model_that_sees(void **state)
+TEST(test_text_part_of_a_model_that_sees)
 {
 #define GEMMA3_4B(around)                                                                  \
     "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": "           \
@@ -232,7 +232,7 @@ static void test_text_part_of_a_model_that_sees(void **state)
 /* --- refusals ----------------------------------------------------------------------------- */
 
 /* Only phi and phi3 rotate a part of a head; in other families the reference ignores the field. */
-static void test_partial_rotary(void **state)
+TEST(test_partial_rotary)
 {
     static const char *const whole[] = {"llama", "mistral", "qwen2", "qwen3"};
     static const char *const forms[] = {
@@ -273,7 +273,7 @@ static void test_partial_rotary(void **state)
 }
 
 /* The defaults of the reference's config classes. */
-static void test_default_eps(void **state)
+TEST(test_default_eps)
 {
     static const struct {
         const char *family;
@@ -289,7 +289,7 @@ static void test_default_eps(void **state)
     }
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     refuse("{", ERR_FORMAT, "config.json:1:1: ");
     refuse("[]", ERR_FORMAT, "'model_type' and 'architectures' are missing");
@@ -407,7 +407,7 @@ static const struct {
 
 /* Fields that change no result are accepted; any other is named, at the top level and inside the
  * RoPE object. */
-static void test_unknown_fields(void **state)
+TEST(test_unknown_fields)
 {
     for (size_t i = 0; i < sizeof as_published / sizeof as_published[0]; i++) {
         char start[1024], text[2048];
@@ -441,7 +441,7 @@ static void test_unknown_fields(void **state)
 
 /* Truncations and random edits of a good file give an error or a config that meets its invariants.
  */
-static void test_damage(void **state)
+TEST(test_damage)
 {
     char text[] = LLAMA(
         ", \"num_key_value_heads\": 4, \"eos_token_id\": [1, 2], \"head_dim\": 8");
@@ -490,7 +490,7 @@ static void assert_round_trip(const struct model_config *c)
     free(text);
 }
 
-static void test_shapes_round_trip(void **state)
+TEST(test_shapes_round_trip)
 {
     int n = 0;
     for (const char *name; (name = config_shape_name(n)) != NULL; n++) {
@@ -506,7 +506,7 @@ static void test_shapes_round_trip(void **state)
     assert_non_null(strstr(err.msg, "tiny-gqa"));
 }
 
-static void test_families_round_trip(void **state)
+TEST(test_families_round_trip)
 {
     static const char *const texts[] = {
         LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0,"
@@ -558,7 +558,7 @@ static void test_families_round_trip(void **state)
 }
 
 /* The published parameter counts. */
-static void test_params(void **state)
+TEST(test_params)
 {
     static const struct {
         const char *name;
@@ -591,7 +591,7 @@ static void put_file(const char *dir, const char *name, const char *text)
     fclose(f);
 }
 
-static void test_load(void **state)
+TEST(test_load)
 {
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "config");
@@ -658,7 +658,7 @@ static void test_load(void **state)
     tempdir_remove(dir);
 }
 
-static void test_real_folder(void **state)
+TEST(test_real_folder)
 {
     struct model_config c;
     struct err err = {0};
@@ -667,27 +667,4 @@ static void test_real_folder(void **state)
     assert_int_equal(c.n_embd, 256);
     assert_int_equal(c.n_kv_heads, 4);
     assert_int_equal(c.weight_type, WEIGHT_BF16);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_llama),
-        cmocka_unit_test(test_rope_scaling),
-        cmocka_unit_test(test_longrope),
-        cmocka_unit_test(test_refused_scalings),
-        cmocka_unit_test(test_mistral_and_qwen),
-        cmocka_unit_test(test_text_part_of_a_model_that_sees),
-        cmocka_unit_test(test_partial_rotary),
-        cmocka_unit_test(test_default_eps),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_unknown_fields),
-        cmocka_unit_test(test_damage),
-        cmocka_unit_test(test_shapes_round_trip),
-        cmocka_unit_test(test_families_round_trip),
-        cmocka_unit_test(test_params),
-        cmocka_unit_test(test_load),
-        cmocka_unit_test(test_real_folder),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ static void refuse(const struct family *f, const char *more, int code, const cha
 
 /* The text of every field that determines a state's bits. The fingerprint contains it, so a change
  * here makes saved state useless. */
-static void test_a_minimal_file_gives_the_whole_description(void **state)
+TEST(test_a_minimal_file_gives_the_whole_description)
 {
     static const struct {
         const struct family *f;
@@ -134,7 +134,7 @@ static void test_a_minimal_file_gives_the_whole_description(void **state)
 }
 
 /* Only a rotation that depends on the context makes the context part of the state. */
-static void test_scalings_are_part_of_the_state(void **state)
+TEST(test_scalings_are_part_of_the_state)
 {
     struct model_config c = with(
         &llama, "\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8,"
@@ -160,7 +160,7 @@ static void test_scalings_are_part_of_the_state(void **state)
 /* --- switches ----------------------------------------------------------------------------- */
 
 /* Fields for which one value is supported: that value is accepted, and another is refused. */
-static void test_switches(void **state)
+TEST(test_switches)
 {
     static const struct {
         const struct family *f;
@@ -222,7 +222,7 @@ static void test_switches(void **state)
 }
 
 /* Fields of related families pass with the value that has no effect. */
-static void test_fields_of_related_families(void **state)
+TEST(test_fields_of_related_families)
 {
     static const struct {
         const char *key;
@@ -251,7 +251,7 @@ static void test_fields_of_related_families(void **state)
     }
 }
 
-static void test_activations(void **state)
+TEST(test_activations)
 {
     with(&llama, "\"hidden_act\": \"silu\"");
     with(&llama, "\"hidden_act\": \"swish\"");
@@ -277,7 +277,7 @@ static void test_activations(void **state)
 /* --- numbers ------------------------------------------------------------------------------ */
 
 /* The least and the largest value of each integer; the values beyond them name the range. */
-static void test_bounds_of_integers(void **state)
+TEST(test_bounds_of_integers)
 {
     static const struct {
         const struct family *f;
@@ -313,7 +313,7 @@ static void test_bounds_of_integers(void **state)
 }
 
 /* The limits of heads, each at its last good value and at the next. */
-static void test_limits_of_heads(void **state)
+TEST(test_limits_of_heads)
 {
     static const char form[] =
         "{\"model_type\": \"llama\", \"hidden_size\": %d, \"num_hidden_layers\": 1,"
@@ -356,7 +356,7 @@ static void test_limits_of_heads(void **state)
            "8 attention heads are not a multiple of 3 KV heads");
 }
 
-static void test_eps(void **state)
+TEST(test_eps)
 {
     static const char between[] = "'rms_norm_eps' must lie between 0 and 1";
     assert_true(with(&llama, "\"rms_norm_eps\": 0.5").norm_eps == 0.5f);
@@ -370,7 +370,7 @@ static void test_eps(void **state)
 
 /* --- positions ---------------------------------------------------------------------------- */
 
-static void test_the_rotated_share_of_a_head(void **state)
+TEST(test_the_rotated_share_of_a_head)
 {
     static const char share[] = "'partial_rotary_factor' must lie in (0, 1]";
     assert_int_equal(with(&phi, "\"partial_rotary_factor\": 1").d_rope, 8);
@@ -394,7 +394,7 @@ static void test_the_rotated_share_of_a_head(void **state)
     ", \"low_freq_factor\": " low ", \"high_freq_factor\": " high                          \
     ", \"original_max_position_embeddings\": 1}"
 
-static void test_scaling_of_llama3(void **state)
+TEST(test_scaling_of_llama3)
 {
     static const char needs[] =
         "'rope_scaling': needs factor >= 1 and 0 < low_freq_factor < high_freq_factor";
@@ -424,7 +424,7 @@ static const char *factors(int n, const char *last)
     return text;
 }
 
-static void test_scaling_by_factors(void **state)
+TEST(test_scaling_by_factors)
 {
     static const char range[] = "'factors' must be numbers from 0.001 to 1000000";
     struct model_config c = with(&llama, factors(4, "3.5"));
@@ -444,7 +444,7 @@ static void test_scaling_by_factors(void **state)
            "'rope_scaling': 'factors' is missing");
 }
 
-static void test_the_object_of_rotations(void **state)
+TEST(test_the_object_of_rotations)
 {
     struct model_config c = with(
         &llama, "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 7,"
@@ -478,7 +478,7 @@ static void expect_window(const char *more, int window, int layer)
     assert_memory_equal(&c.windowed, &want, sizeof want);
 }
 
-static void test_windows_of_some_layers(void **state)
+TEST(test_windows_of_some_layers)
 {
     expect_window(WINDOW, 0, 0); /* from layer 28 on */
     expect_window(WINDOW ", \"max_window_layers\": 5", 0, 0);
@@ -521,7 +521,7 @@ static void test_windows_of_some_layers(void **state)
     refuse(&qwen2, "\"layer_types\": 5", ERR_FORMAT, "'layer_types'");
 }
 
-static void test_missing_fields_of_a_family(void **state)
+TEST(test_missing_fields_of_a_family)
 {
     const struct family bare_mistral = {"mistral", LLAMA_SIZES},
                         bare_qwen = {"qwen3", LLAMA_SIZES},
@@ -541,7 +541,7 @@ static void test_missing_fields_of_a_family(void **state)
 }
 
 /* Fields of Cohere 2 and Ministral 3 that would change results. */
-static void test_fixed_fields_of_families(void **state)
+TEST(test_fixed_fields_of_families)
 {
     const struct family cohere2 = {"cohere2", LLAMA_SIZES},
                         ministral3 = {"ministral3", LLAMA_SIZES};
@@ -587,7 +587,7 @@ static void test_fixed_fields_of_families(void **state)
 #define FULL  "\"full_attention\""
 
 /* Layers with a window and those without have heads and rotations of their own. */
-static void test_layers_of_gemma4(void **state)
+TEST(test_layers_of_gemma4)
 {
     const struct family f = GEMMA4(LOCAL "," FULL "," LOCAL "," LOCAL "," FULL);
     struct model_config c = with(&f, "\"num_kv_shared_layers\": 2");
@@ -620,7 +620,7 @@ static void test_layers_of_gemma4(void **state)
     refuse(&ends, "", ERR_UNSUPPORTED, "the last layer must see all tokens");
 }
 
-static void test_blocks_of_falcon(void **state)
+TEST(test_blocks_of_falcon)
 {
     static const char grouped[] = "\"new_decoder_architecture\": true";
     char more[160];
@@ -646,7 +646,7 @@ static void parse_family(const char *text, enum model_family want)
     assert_int_equal(c.family, want);
 }
 
-static void test_which_family(void **state)
+TEST(test_which_family)
 {
     struct model_config c;
     struct err e = {0};
@@ -689,7 +689,7 @@ static void test_which_family(void **state)
 }
 
 /* Older files of LFM2 name the layers of attention, and their width before it is made smaller. */
-static void test_lfm2(void **state)
+TEST(test_lfm2)
 {
 #define OLD "\"full_attn_idxs\": [1, 4], \"block_ff_dim\": 1000"
     struct model_config c = with(&lfm2, OLD);
@@ -718,7 +718,7 @@ static void test_lfm2(void **state)
 }
 
 /* Published files of Granite 4 name layers as older ones do. */
-static void test_granite_hybrid(void **state)
+TEST(test_granite_hybrid)
 {
 #define DENSE ", \"num_local_experts\": 0"
 #define MAMBA(first)                                                                       \
@@ -759,7 +759,7 @@ static void test_granite_hybrid(void **state)
            ERR_UNSUPPORTED, "only rmsnorm");
 }
 
-static void test_types_of_weights(void **state)
+TEST(test_types_of_weights)
 {
     assert_int_equal(with(&llama, "\"torch_dtype\": \"float32\"").weight_type, WEIGHT_F32);
     assert_int_equal(with(&llama, "\"torch_dtype\": \"float16\"").weight_type, WEIGHT_F16);
@@ -777,7 +777,7 @@ static void test_types_of_weights(void **state)
 
 /* --- tokens that begin and end a text ----------------------------------------------------- */
 
-static void test_special_ids(void **state)
+TEST(test_special_ids)
 {
     assert_int_equal(with(&llama, "\"bos_token_id\": -1").bos_id, -1);
     assert_int_equal(with(&llama, "\"bos_token_id\": 0").bos_id, 0);
@@ -809,7 +809,7 @@ static void test_special_ids(void **state)
     refuse(&llama, list, ERR_UNSUPPORTED, "'eos_token_id' has more than 64 entries");
 }
 
-static void test_ids_of_generation_config(void **state)
+TEST(test_ids_of_generation_config)
 {
     struct err e = {0};
     struct model_config c = with(&llama, "\"eos_token_id\": [4, 5]");
@@ -840,7 +840,7 @@ static void put_file(const char *dir, const char *name, const char *text)
 }
 
 /* A generation_config.json may be absent. One that cannot be read is an error. */
-static void test_a_folder_whose_generation_config_cannot_be_read(void **state)
+TEST(test_a_folder_whose_generation_config_cannot_be_read)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 64];
     struct model_config c;
@@ -867,7 +867,7 @@ static void test_a_folder_whose_generation_config_cannot_be_read(void **state)
 
 /* Everything that a file can say is written and read back: the state's fields, the ids, the type of
  * the weights, and the context. */
-static void test_what_is_written_is_read_back(void **state)
+TEST(test_what_is_written_is_read_back)
 {
     static const struct {
         const struct family *f;
@@ -922,7 +922,7 @@ static void test_what_is_written_is_read_back(void **state)
 /* --- shapes ------------------------------------------------------------------------------- */
 
 /* Every named shape: its number of parameters, which all sizes and flags decide, and the rest. */
-static void test_shapes(void **state)
+TEST(test_shapes)
 {
     static const struct {
         const char *name;
@@ -995,7 +995,7 @@ static void test_shapes(void **state)
 }
 
 /* Biases, shared tables and norms are counted where a family has them. */
-static void test_parameters_of_families(void **state)
+TEST(test_parameters_of_families)
 {
     /* embeddings 512 * 64; a layer of llama has 4 * 64 * 64 + 3 * 64 * 172 + 2 * 64 */
     static const struct {
@@ -1019,38 +1019,4 @@ static void test_parameters_of_families(void **state)
         struct model_config c = with(known[i].f, known[i].more);
         assert_int_equal(config_params(&c), known[i].n);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_minimal_file_gives_the_whole_description),
-        cmocka_unit_test(test_scalings_are_part_of_the_state),
-        cmocka_unit_test(test_switches),
-        cmocka_unit_test(test_fields_of_related_families),
-        cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_bounds_of_integers),
-        cmocka_unit_test(test_limits_of_heads),
-        cmocka_unit_test(test_eps),
-        cmocka_unit_test(test_the_rotated_share_of_a_head),
-        cmocka_unit_test(test_scaling_of_llama3),
-        cmocka_unit_test(test_scaling_by_factors),
-        cmocka_unit_test(test_the_object_of_rotations),
-        cmocka_unit_test(test_windows_of_some_layers),
-        cmocka_unit_test(test_missing_fields_of_a_family),
-        cmocka_unit_test(test_blocks_of_falcon),
-        cmocka_unit_test(test_fixed_fields_of_families),
-        cmocka_unit_test(test_which_family),
-        cmocka_unit_test(test_layers_of_gemma4),
-        cmocka_unit_test(test_types_of_weights),
-        cmocka_unit_test(test_lfm2),
-        cmocka_unit_test(test_granite_hybrid),
-        cmocka_unit_test(test_special_ids),
-        cmocka_unit_test(test_ids_of_generation_config),
-        cmocka_unit_test(test_a_folder_whose_generation_config_cannot_be_read),
-        cmocka_unit_test(test_what_is_written_is_read_back),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_parameters_of_families),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -57,7 +57,7 @@ static void refuse(const struct made_file *f, int code, const char *message)
 
 /* --- descriptions ------------------------------------------------------------------------- */
 
-static void test_every_size_comes_from_its_own_entry(void **state)
+TEST(test_every_size_comes_from_its_own_entry)
 {
     struct model_config c = load(FILE_OF(0));
     assert_int_equal(c.family, FAMILY_LLAMA);
@@ -89,7 +89,7 @@ static void test_every_size_comes_from_its_own_entry(void **state)
     assert_false(c.tie_word_embeddings);
 }
 
-static void test_each_architecture_is_its_family(void **state)
+TEST(test_each_architecture_is_its_family)
 {
     static const struct {
         const char *arch;
@@ -141,7 +141,7 @@ static void test_each_architecture_is_its_family(void **state)
            "Mixtral too)");
 }
 
-static void test_a_window_is_for_some_architectures_only(void **state)
+TEST(test_a_window_is_for_some_architectures_only)
 {
     struct model_config c = load(FILE_OF(.values = {U32("attention.sliding_window", 9)}));
     assert_int_equal(c.family, FAMILY_MISTRAL);
@@ -162,7 +162,7 @@ static void test_a_window_is_for_some_architectures_only(void **state)
     FILE_OF(.arch = "gemma3", .values = {U32("attention.sliding_window", 9),               \
                                          U32("block_count", 8), __VA_ARGS__})
 
-static void test_which_layers_of_gemma3_have_a_window(void **state)
+TEST(test_which_layers_of_gemma3_have_a_window)
 {
     struct model_config c = load(GEMMA3(NO("unused")));
     assert_int_equal(c.windowed.word[0], 0xff & ~(1 << 5)); /* every sixth sees all */
@@ -187,7 +187,7 @@ static void test_which_layers_of_gemma3_have_a_window(void **state)
            "must be a number of layers");
 }
 
-static void test_experts(void **state)
+TEST(test_experts)
 {
     struct model_config c = load(
         FILE_OF(.values = {U32("expert_count", 8), U32("expert_used_count", 2)}));
@@ -211,7 +211,7 @@ static void test_experts(void **state)
 
 /* --- numbers ------------------------------------------------------------------------------ */
 
-static void test_an_integer_lies_in_its_range(void **state)
+TEST(test_an_integer_lies_in_its_range)
 {
     static const char *const required[] = {"block_count", "context_length",
                                            "embedding_length", "feed_forward_length",
@@ -234,7 +234,7 @@ static void test_an_integer_lies_in_its_range(void **state)
 }
 
 /* One number per layer is accepted if all are equal. */
-static void test_layers_have_equal_sizes(void **state)
+TEST(test_layers_have_equal_sizes)
 {
 #define LAYERS(last_one)                                                                   \
     FILE_OF(.values = {{.key = "feed_forward_length",                                      \
@@ -253,7 +253,7 @@ static void test_layers_have_equal_sizes(void **state)
            ERR_FORMAT, "'llama.feed_forward_length' must be a number from 0 to");
 }
 
-static void test_a_real_number_is_one_finite_number(void **state)
+TEST(test_a_real_number_is_one_finite_number)
 {
     static const struct made_value bad[] = {
         {.key = "rope.freq_base", .kind = GGUF_U32, .value = 10000},
@@ -268,7 +268,7 @@ static void test_a_real_number_is_one_finite_number(void **state)
            "'rope_theta' must be positive");
 }
 
-static void test_heads_fit(void **state)
+TEST(test_heads_fit)
 {
     static const char positive[] = "'llama.attention.head_count' and the width must be";
     refuse(FILE_OF(.values = {U32("attention.head_count", 0)}), ERR_UNSUPPORTED, positive);
@@ -292,7 +292,7 @@ static void test_heads_fit(void **state)
 
 /* --- positions ---------------------------------------------------------------------------- */
 
-static void test_the_rotated_part_of_a_head(void **state)
+TEST(test_the_rotated_part_of_a_head)
 {
 #define PHI(n)                                                                             \
     FILE_OF(.arch = "phi2", .values = {U32("rope.dimension_count", n),                     \
@@ -316,7 +316,7 @@ static void test_the_rotated_part_of_a_head(void **state)
            "are at most 576");
 }
 
-static void test_linear_scaling_stretches_every_wavelength(void **state)
+TEST(test_linear_scaling_stretches_every_wavelength)
 {
     struct model_config c = load(FILE_OF(.values = {TEXT("rope.scaling.type", "linear"),
                                                     F32("rope.scaling.factor", 4)}));
@@ -341,7 +341,7 @@ static void test_linear_scaling_stretches_every_wavelength(void **state)
            ERR_UNSUPPORTED, "'llama.rope.scaling.factor' must be at least 1");
 }
 
-static void test_other_scalings_are_refused(void **state)
+TEST(test_other_scalings_are_refused)
 {
     static const char *const names[] = {"yarm", "nope", "lineal", "longropes", ""};
     char message[128];
@@ -370,7 +370,7 @@ static void test_other_scalings_are_refused(void **state)
            "'llama.rope.scaling.type' is not a string");
 }
 
-static void test_factors_of_frequencies(void **state)
+TEST(test_factors_of_frequencies)
 {
 #define FACTORS(...)                                                                       \
     {                                                                                      \
@@ -395,7 +395,7 @@ static void test_factors_of_frequencies(void **state)
 
 /* --- tokens ------------------------------------------------------------------------------- */
 
-static void test_the_embedding_table_is_a_matrix(void **state)
+TEST(test_the_embedding_table_is_a_matrix)
 {
     static const char missing[] =
         "the tensor 'token_embd.weight' is missing or not a matrix";
@@ -403,7 +403,7 @@ static void test_the_embedding_table_is_a_matrix(void **state)
     refuse(FILE_OF(.tensors = {{"token_embd.weight", 1, {16}, 0, 0}}), ERR_FORMAT, missing);
 }
 
-static void test_special_tokens(void **state)
+TEST(test_special_tokens)
 {
 #define ID(name, x)                                                                        \
     {                                                                                      \
@@ -431,7 +431,7 @@ static void test_special_tokens(void **state)
 
 /* --- other entries ------------------------------------------------------------------------ */
 
-static void test_other_architectures_entries_are_ignored(void **state)
+TEST(test_other_architectures_entries_are_ignored)
 {
     load(FILE_OF(.values = {U32("general.llama.scale", 3)}));
     refuse(FILE_OF(.values = {U32("scale", 3)}), ERR_UNSUPPORTED,
@@ -455,7 +455,7 @@ static void test_other_architectures_entries_are_ignored(void **state)
 }
 
 /* The key has llama.cpp's numbers. */
-static void test_the_pooling_is_that_of_the_key(void **state)
+TEST(test_the_pooling_is_that_of_the_key)
 {
     static const enum pooling want[] = {POOLING_NONE, POOLING_MEAN, POOLING_CLS,
                                         POOLING_LAST, POOLING_RANK, POOLING_OTHER};
@@ -468,24 +468,5 @@ static void test_the_pooling_is_that_of_the_key(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_size_comes_from_its_own_entry),
-        cmocka_unit_test(test_the_pooling_is_that_of_the_key),
-        cmocka_unit_test(test_each_architecture_is_its_family),
-        cmocka_unit_test(test_a_window_is_for_some_architectures_only),
-        cmocka_unit_test(test_which_layers_of_gemma3_have_a_window),
-        cmocka_unit_test(test_experts),
-        cmocka_unit_test(test_an_integer_lies_in_its_range),
-        cmocka_unit_test(test_layers_have_equal_sizes),
-        cmocka_unit_test(test_a_real_number_is_one_finite_number),
-        cmocka_unit_test(test_heads_fit),
-        cmocka_unit_test(test_the_rotated_part_of_a_head),
-        cmocka_unit_test(test_linear_scaling_stretches_every_wavelength),
-        cmocka_unit_test(test_other_scalings_are_refused),
-        cmocka_unit_test(test_factors_of_frequencies),
-        cmocka_unit_test(test_the_embedding_table_is_a_matrix),
-        cmocka_unit_test(test_special_tokens),
-        cmocka_unit_test(test_other_architectures_entries_are_ignored),
-    };
-    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
+    return unit_run(made_gguf_setup, made_gguf_teardown);
 }

@@ -28,7 +28,7 @@ static int32_t next_to_leave(void)
     return expert_cache_victim(&c) < 0 ? -1 : c.held[expert_cache_victim(&c)];
 }
 
-static void the_least_used_leaves_then_the_farthest(void **state)
+TEST(the_least_used_leaves_then_the_farthest)
 {
     expert_cache_init(&c, LAYERS, EXPERTS, 6);
     fill(1, 2, 2);
@@ -57,7 +57,7 @@ static void the_least_used_leaves_then_the_farthest(void **state)
 }
 
 /* What an earlier text used often leaves in the end, though it was used more. */
-static void old_uses_are_forgotten(void **state)
+TEST(old_uses_are_forgotten)
 {
     expert_cache_init(&c, LAYERS, EXPERTS, 2);
     fill(0, 1, 60);
@@ -74,7 +74,7 @@ static void old_uses_are_forgotten(void **state)
 
 /* Passes of single tokens over experts of which few are common, or of prompts that use all: counts
  * the uses that find their expert, by this rule and by that of the longest unused. */
-static void more_is_found_than_where_the_longest_unused_leaves(void **state)
+TEST(more_is_found_than_where_the_longest_unused_leaves)
 {
     for (int whole = 0; whole < 2; whole++) {
         int32_t last[ALL] = {0}, lru[ALL / 2];
@@ -109,14 +109,4 @@ static void more_is_found_than_where_the_longest_unused_leaves(void **state)
         }
         expert_cache_deinit(&c);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_least_used_leaves_then_the_farthest),
-        cmocka_unit_test(old_uses_are_forgotten),
-        cmocka_unit_test(more_is_found_than_where_the_longest_unused_leaves),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

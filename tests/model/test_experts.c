@@ -22,7 +22,7 @@ static void expect(const float *numbers, int n, int n_used, const int32_t *want)
         assert_int_equal(ids[i], want[i]);
 }
 
-static void the_largest_numbers_win_and_ties_go_to_the_lower_index(void **state)
+TEST(the_largest_numbers_win_and_ties_go_to_the_lower_index)
 {
     expect((float[]){3, 1, 2, 4}, 4, 2, (int32_t[]){0, 3});
     expect((float[]){1, 1, 1, 1}, 4, 2, (int32_t[]){0, 1});
@@ -34,7 +34,7 @@ static void the_largest_numbers_win_and_ties_go_to_the_lower_index(void **state)
 }
 
 /* Compares with a softmax over all experts, whose largest shares are taken one after another. */
-static void weights_are_shares_of_the_softmax(void **state)
+TEST(weights_are_shares_of_the_softmax)
 {
     enum { N = 64 };
     struct rng r = {20261129};
@@ -74,7 +74,7 @@ static void weights_are_shares_of_the_softmax(void **state)
 
 /* The bias chooses but is no part of the weights, and experts of other groups are not chosen
  * however large their numbers are. */
-static void sigmoids_are_chosen_with_a_bias_among_groups(void **state)
+TEST(sigmoids_are_chosen_with_a_bias_among_groups)
 {
     static const float numbers[] = {0, 1, 2, -1, 3, -9, 1, 1}, none[8] = {0},
                        bias[] = {0.9f, 0, 0, 0.9f, 0, 0, 0, 0};
@@ -124,7 +124,7 @@ static void sigmoids_are_chosen_with_a_bias_among_groups(void **state)
 }
 
 /* A row's logits are the same bits alone and beside rows that use other experts. */
-static void a_row_does_not_depend_on_the_rows_beside_it(void **state)
+TEST(a_row_does_not_depend_on_the_rows_beside_it)
 {
     enum { N = 48, VOCAB = 128 };
     static float all[N * VOCAB], one[N * VOCAB];
@@ -147,15 +147,4 @@ static void a_row_does_not_depend_on_the_rows_beside_it(void **state)
             assert_memory_equal(all, one, sizeof all);
             solo_close(&t);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_numbers_win_and_ties_go_to_the_lower_index),
-        cmocka_unit_test(weights_are_shares_of_the_softmax),
-        cmocka_unit_test(sigmoids_are_chosen_with_a_bias_among_groups),
-        cmocka_unit_test(a_row_does_not_depend_on_the_rows_beside_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

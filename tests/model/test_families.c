@@ -309,7 +309,7 @@ static void test_family(void **state)
 }
 
 /* A residual beyond 65504 is detected in f16, and is fine in the wider types. */
-static void test_f16_overflow(void **state)
+TEST(test_f16_overflow)
 {
     static const char *const dtypes[] = {"f16", "bf16", "f32"};
     struct expected x;
@@ -343,11 +343,7 @@ int main(void)
         "gemma4",         "gemma4-layers", "gemma4-moe", "lfm2",
         "lfm2-untied",    "deepseek-v2",   "glm4-lite",  "granite-h-dense",
         "granite-h"};
-    enum { N = sizeof names / sizeof names[0] };
-    struct CMUnitTest tests[N + 1];
-    for (int i = 0; i < N; i++)
-        tests[i] = (struct CMUnitTest){
-            .name = names[i], .test_func = test_family, .initial_state = names[i]};
-    tests[N] = (struct CMUnitTest)cmocka_unit_test(test_f16_overflow);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        unit_case(names[i], test_family, names[i]);
+    return unit_run(NULL, NULL);
 }

@@ -131,7 +131,7 @@ static int open_with_faults(const char *source, const char *weights, bool unifie
     }
 }
 
-static void test_opening(void **state)
+TEST(test_opening)
 {
     char packed[PATH_MAX];
     packed_file_make(dir, "synth:tiny-mha", "cpu", 1, NULL, packed);
@@ -160,7 +160,7 @@ static void test_opening(void **state)
 
 /* --- packing ------------------------------------------------------------------------------ */
 
-static void test_packing(void **state)
+TEST(test_packing)
 {
     char path[TEMPDIR_BYTES + 32], temp[TEMPDIR_BYTES + 40];
     snprintf(path, sizeof path, "%s/model.packed", dir);
@@ -186,7 +186,7 @@ static void test_packing(void **state)
 /* --- running ------------------------------------------------------------------------------ */
 
 /* Each function of a model returns the code of a stream that has failed. */
-static void test_running(void **state)
+TEST(test_running)
 {
     static const char *const sources[] = {"synth:tiny-mha",
                                           "tests/model/golden/families/opt",
@@ -234,10 +234,5 @@ static void test_running(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_opening),
-        cmocka_unit_test(test_packing),
-        cmocka_unit_test(test_running),
-    };
-    return cmocka_run_group_tests(tests, make_dir, tempdir_end);
+    return unit_run(make_dir, tempdir_end);
 }

@@ -84,7 +84,7 @@ static void test_hybrid_is_the_folder(void **state)
 }
 
 /* A requested state dtype is used, whatever types the file has. */
-static void test_asked_dtype(void **state)
+TEST(test_asked_dtype)
 {
     static const char *const names[] = {"f32", "bf16", "f16"};
     static const enum dtype want[] = {DTYPE_F32, DTYPE_BF16, DTYPE_F16};
@@ -98,7 +98,7 @@ static void test_asked_dtype(void **state)
 
 /* The file has a factor for each frequency, where the folder has Llama 3.1's formula. Both are one
  * model: same logits, same state. */
-static void test_rope_factors_are_the_formula(void **state)
+TEST(test_rope_factors_are_the_formula)
 {
     static float split[N_IDS * VOCAB];
     struct sha256 h, of_folder, of_split;
@@ -161,7 +161,7 @@ static void gives_the_oracles_logits(const char *name)
     free(text);
 }
 
-static void test_quantised_types_give_the_oracles_logits(void **state)
+TEST(test_quantised_types_give_the_oracles_logits)
 {
     gives_the_oracles_logits("mixed"); /* has tensors of nine types */
     gives_the_oracles_logits("bf16");
@@ -179,7 +179,7 @@ static struct weights_choice choose(const char *source, enum weights_smallest sm
     return c;
 }
 
-static void test_auto_takes_the_smallest_format_that_is_good_enough(void **state)
+TEST(test_auto_takes_the_smallest_format_that_is_good_enough)
 {
     struct weights_choice c = choose(GGUF "llama3.gguf", WEIGHTS_DOWN_TO_BF16);
     assert_int_equal(c.n_tried, 1);
@@ -235,7 +235,7 @@ static void expect_rows(const struct solo *a, const struct weight *all, int64_t 
 
 /* 4-bit tensors keep their type and exactly the file's values, in the order of the model's rows. A
  * matrix of which even a part has another type is held in 8 bits. */
-static void test_4_bit_tensors_are_held_as_they_are(void **state)
+TEST(test_4_bit_tensors_are_held_as_they_are)
 {
     struct solo a, b;
     solo_open_held(&a, GGUF "mixed.gguf", NULL, "f32");
@@ -258,7 +258,7 @@ static void test_4_bit_tensors_are_held_as_they_are(void **state)
 /* 6-bit tensors are held as they are too, also the embedding table that serves as the head.  W_k
  * and W_v are one matrix if they have one type; W_k of 4 bits and W_v of 6 bits are two.  So the
  * weights take hardly more memory than the file. */
-static void test_6_bit_tensors_are_held_as_they_are(void **state)
+TEST(test_6_bit_tensors_are_held_as_they_are)
 {
     struct solo a, b;
     struct stat file;
@@ -305,7 +305,7 @@ static void table_logits(struct solo *t, float *out)
 
 /* An untied embedding table of 4 or 6 bits is held as it is in the file, and its rows have exactly
  * the file's values. */
-static void test_a_table_of_blocks_is_held_as_it_is(void **state)
+TEST(test_a_table_of_blocks_is_held_as_it_is)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
@@ -342,7 +342,7 @@ static void test_a_table_of_blocks_is_held_as_it_is(void **state)
 
 /* State in bf16 has the bits that the same table, held as bf16, gives: with and without a factor
  * for embeddings.  So such state that was saved before tables were used in blocks stays valid. */
-static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
+TEST(test_a_table_of_blocks_gives_the_bits_of_bf16)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float want[TABLE_IDS * TABLE_ROWS], got[TABLE_IDS * TABLE_ROWS];
@@ -375,7 +375,7 @@ static void test_a_table_of_blocks_gives_the_bits_of_bf16(void **state)
 }
 
 /* Each of two ranks reads the whole table. */
-static void test_ranks_read_a_table_of_blocks(void **state)
+TEST(test_ranks_read_a_table_of_blocks)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static uint16_t want[TABLE_ROWS * TABLE_COLS], got[TABLE_ROWS * TABLE_COLS];
@@ -405,7 +405,7 @@ static void test_ranks_read_a_table_of_blocks(void **state)
 }
 
 /* Each of two ranks has its own rows of W_o, with whole rows of quantised blocks. */
-static void test_ranks_have_their_rows(void **state)
+TEST(test_ranks_have_their_rows)
 {
     enum { D = 256, OWN = D / 2 };
     struct solo a, b;
@@ -433,7 +433,7 @@ static void test_ranks_have_their_rows(void **state)
 }
 
 /* Layers of one file may differ in the types of their tensors. */
-static void test_layers_differ(void **state)
+TEST(test_layers_differ)
 {
     struct solo t;
     solo_open_held(&t, GGUF "layers.gguf", NULL, "q4");
@@ -452,7 +452,7 @@ static void test_layers_differ(void **state)
 /* Without an option a quantised file is held as it is, and no pass runs. With "auto" it is held in
  * the format that is measured to be good enough. Other options name a format. State is bf16 in each
  * case. */
-static void test_quantised_files_are_held_as_they_are(void **state)
+TEST(test_quantised_files_are_held_as_they_are)
 {
     static const struct {
         const char *weights;
@@ -528,7 +528,7 @@ static void expect(const char *path, int code, const char *message)
         fail_msg("'%s' does not say '%s'", e.msg, message);
 }
 
-static void test_unknown_things_are_refused_by_name(void **state)
+TEST(test_unknown_things_are_refused_by_name)
 {
     char path[64];
     snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
@@ -638,7 +638,7 @@ static void write_with(const char *path, const struct extra *x)
 }
 
 /* A key that the reader does not know is accepted only with a value that changes no result. */
-static void test_values_that_change_nothing_pass(void **state)
+TEST(test_values_that_change_nothing_pass)
 {
     char path[64];
     snprintf(path, sizeof path, "/tmp/hcache-gguf-%d.gguf", (int)getpid());
@@ -663,7 +663,7 @@ static void test_values_that_change_nothing_pass(void **state)
     unlink(path);
 }
 
-static void test_a_missing_part_is_named(void **state)
+TEST(test_a_missing_part_is_named)
 {
     char dir[64], path[128];
     snprintf(dir, sizeof dir, "/tmp/hcache-gguf-%d", (int)getpid());
@@ -700,34 +700,9 @@ int main(void)
                                   "glm4-lite",     "granite-h-dense",
                                   "granite-h"};
     static char *const hybrids[] = {"qwen3.5", "qwen3.5-moe", "qwen3-next"};
-    static const struct CMUnitTest others[] = {
-        cmocka_unit_test(test_rope_factors_are_the_formula),
-        cmocka_unit_test(test_unknown_things_are_refused_by_name),
-        cmocka_unit_test(test_a_missing_part_is_named),
-        cmocka_unit_test(test_quantised_types_give_the_oracles_logits),
-        cmocka_unit_test(test_auto_takes_the_smallest_format_that_is_good_enough),
-        cmocka_unit_test(test_quantised_files_are_held_as_they_are),
-        cmocka_unit_test(test_4_bit_tensors_are_held_as_they_are),
-        cmocka_unit_test(test_layers_differ),
-        cmocka_unit_test(test_ranks_have_their_rows),
-        cmocka_unit_test(test_values_that_change_nothing_pass),
-        cmocka_unit_test(test_6_bit_tensors_are_held_as_they_are),
-        cmocka_unit_test(test_asked_dtype),
-        cmocka_unit_test(test_a_table_of_blocks_is_held_as_it_is),
-        cmocka_unit_test(test_a_table_of_blocks_gives_the_bits_of_bf16),
-        cmocka_unit_test(test_ranks_read_a_table_of_blocks),
-    };
-    enum {
-        N = sizeof names / sizeof names[0],
-        N_OTHERS = sizeof others / sizeof others[0]
-    };
-    struct CMUnitTest tests[N + 3 + N_OTHERS];
-    for (int i = 0; i < N + 3; i++)
-        tests[i] = (struct CMUnitTest){
-            .name = i < N ? names[i] : hybrids[i - N],
-            .test_func = i < N ? test_family_is_the_folder_bit_for_bit
-                               : test_hybrid_is_the_folder,
-            .initial_state = i < N ? names[i] : hybrids[i - N]};
-    memcpy(tests + N + 3, others, sizeof others);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        unit_case(names[i], test_family_is_the_folder_bit_for_bit, names[i]);
+    for (size_t i = 0; i < sizeof hybrids / sizeof hybrids[0]; i++)
+        unit_case(hybrids[i], test_hybrid_is_the_folder, hybrids[i]);
+    return unit_run(NULL, NULL);
 }

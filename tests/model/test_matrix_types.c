@@ -137,7 +137,7 @@ static const struct row rows[] = {
      "KKK061 000K16 8"},
 };
 
-static void each_matrix_has_its_type(void **state)
+TEST(each_matrix_has_its_type)
 {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct row *row = &rows[i];
@@ -165,7 +165,7 @@ static void each_matrix_has_its_type(void **state)
 }
 
 /* W_k and W_v are one matrix where they have one type. */
-static void rows_of_k_and_v(void **state)
+TEST(rows_of_k_and_v)
 {
     struct model_config c = config_of(FAMILY_LLAMA);
     struct tensor_set set;
@@ -194,7 +194,7 @@ static void rows_of_k_and_v(void **state)
 }
 
 /* A packed file may hold types whose blocks do not fit its rows. */
-static void types_that_do_not_fit(void **state)
+TEST(types_that_do_not_fit)
 {
     struct model_config c = config_of(FAMILY_LLAMA);
     c.n_embd = 200; /* no whole block */
@@ -203,14 +203,4 @@ static void types_that_do_not_fit(void **state)
     t.head = DTYPE_Q4_0;
     assert_false(matrix_types_fit(&t, &c));
     matrix_types_deinit(&t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_matrix_has_its_type),
-        cmocka_unit_test(rows_of_k_and_v),
-        cmocka_unit_test(types_that_do_not_fit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

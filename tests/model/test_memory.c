@@ -109,9 +109,8 @@ static void load_model(void *arg)
 }
 
 #define WALK(fn, most)                                                                     \
-    static void test_##fn(void **state)                                                    \
+    TEST(test_##fn)                                                                        \
     {                                                                                      \
-        (void)state;                                                                       \
         memtest_walk(#fn, fn, NULL, most);                                                 \
     }
 WALK(read_config, 80)
@@ -122,11 +121,6 @@ WALK(load_model, 20)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_read_config), cmocka_unit_test(test_read_tokenizer),
-        cmocka_unit_test(test_write_chat),  cmocka_unit_test(test_build_json),
-        cmocka_unit_test(test_load_model),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

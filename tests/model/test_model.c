@@ -61,7 +61,7 @@ static void refuse(const char *source, struct model_opts o, int code, const char
 
 /* --- options ------------------------------------------------------------------------------ */
 
-static void test_the_state_has_the_checkpoints_type_or_the_wanted_one(void **state)
+TEST(test_the_state_has_the_checkpoints_type_or_the_wanted_one)
 {
     static const struct {
         const char *source, *dtype;
@@ -104,7 +104,7 @@ static int context(struct device *d, const char *source, int max_ctx)
     return got;
 }
 
-static void test_which_context_is_allowed(void **state)
+TEST(test_which_context_is_allowed)
 {
     struct device *d = open_device(1, 1);
     assert_int_equal(context(d, "synth:tiny-mha", 0), 2048);
@@ -121,7 +121,7 @@ static void test_which_context_is_allowed(void **state)
            "rotation tables for a context of 1073741824 tokens take");
 }
 
-static void test_formats_of_weights(void **state)
+TEST(test_formats_of_weights)
 {
     static const struct {
         const char *source, *weights;
@@ -157,7 +157,7 @@ static void test_formats_of_weights(void **state)
 }
 
 /* The note says how a quantised file is held, and what was measured, if something was. */
-static void test_notes(void **state)
+TEST(test_notes)
 {
     struct device *d = open_device(1, 1);
     struct model *m = open_on(d, FAMILIES "llama3", OPTS(.weights = "auto"));
@@ -191,7 +191,7 @@ static void test_notes(void **state)
     device_close(d);
 }
 
-static void test_formats_of_sources(void **state)
+TEST(test_formats_of_sources)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct device *d = open_device(1, 1);
@@ -227,7 +227,7 @@ static void test_formats_of_sources(void **state)
     tempdir_remove(dir);
 }
 
-static void test_which_contexts_can_be_truncated(void **state)
+TEST(test_which_contexts_can_be_truncated)
 {
     static const struct {
         const char *source;
@@ -271,7 +271,7 @@ static void expect_rows(const struct model_config *c, const int32_t *pos, int n,
         }
 }
 
-static void test_rotations_of_every_kind(void **state)
+TEST(test_rotations_of_every_kind)
 {
     static float cos_rows[4 * 128], sin_rows[4 * 128];
     static const int32_t pos[4] = {0, 1, 63, 4097};
@@ -302,7 +302,7 @@ static void expect_block(const struct model *m, const struct rope *r, int b)
 }
 
 /* Tables have whole blocks of positions, one copy per stage. */
-static void test_rotation_tables_of_stages(void **state)
+TEST(test_rotation_tables_of_stages)
 {
     for (int n_stages = 1; n_stages <= 2; n_stages++) {
         struct device *d = open_device(1, n_stages);
@@ -333,7 +333,7 @@ static void test_rotation_tables_of_stages(void **state)
 }
 
 /* A position that no row has used takes no memory: a context of 128k tokens would take 256 MiB. */
-static void test_rotations_of_used_positions_alone(void **state)
+TEST(test_rotations_of_used_positions_alone)
 {
     struct device *d = open_device(1, 1);
     struct model *m = open_on(d, "synth:tiny-mha", OPTS(.max_ctx = 8192));
@@ -382,7 +382,7 @@ static size_t weights_bytes(const struct model *m, int stage)
 }
 
 /* A model announces exactly the memory of its matrices, vectors, tables and rotations. */
-static void test_the_announced_memory(void **state)
+TEST(test_the_announced_memory)
 {
     static const char *const formats[] = {"f32", "bf16", "q8", "q4"};
     for (int i = 0; i < 8; i++) {
@@ -426,7 +426,7 @@ static size_t lines(int64_t rows, int64_t cols, size_t element)
 }
 
 /* Activations take exactly their matrices, each in whole cache lines. */
-static void test_the_memory_of_activations(void **state)
+TEST(test_the_memory_of_activations)
 {
     static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "phi"};
     for (int i = 0; i < 4; i++) {
@@ -472,7 +472,7 @@ static void test_the_memory_of_activations(void **state)
 /* --- devices with fewer abilities --------------------------------------------------------- */
 
 /* Formats for which a device has no kernels are refused, and never chosen. */
-static void test_formats_without_kernels(void **state)
+TEST(test_formats_without_kernels)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     struct device *d = open_device(1, 1);
@@ -536,7 +536,7 @@ static void little_memory(struct device *d, size_t *unused, size_t *total)
 }
 
 /* On a device with memory of its own, weights and tables must fit into its unused memory. */
-static void test_a_device_with_memory_of_its_own(void **state)
+TEST(test_a_device_with_memory_of_its_own)
 {
     static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "llama",
                                           GGUF "llama3.gguf"};
@@ -608,7 +608,7 @@ static double log_p(const float *row, int vocab, int id)
 
 /* A comparison reports the divergence and the perplexities that follow from the logits of whole
  * models, on a text of 128 tokens. */
-static void test_a_comparison_measures_logits(void **state)
+TEST(test_a_comparison_measures_logits)
 {
     static float exact[PROBE * MAX_VOCAB], other[PROBE * MAX_VOCAB];
     int32_t ids[PROBE];
@@ -640,31 +640,9 @@ static void test_a_comparison_measures_logits(void **state)
     device_close(d);
 }
 
-static void test_limits_of_a_choice(void **state)
+TEST(test_limits_of_a_choice)
 {
     assert_true(weights_max_kl(WEIGHTS_Q4) == WEIGHTS_MAX_KL_Q4);
     assert_true(weights_max_kl(WEIGHTS_Q8) == WEIGHTS_MAX_KL);
     assert_true(weights_max_kl(WEIGHTS_BF16) == WEIGHTS_MAX_KL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_state_has_the_checkpoints_type_or_the_wanted_one),
-        cmocka_unit_test(test_which_context_is_allowed),
-        cmocka_unit_test(test_formats_of_weights),
-        cmocka_unit_test(test_notes),
-        cmocka_unit_test(test_formats_of_sources),
-        cmocka_unit_test(test_which_contexts_can_be_truncated),
-        cmocka_unit_test(test_rotations_of_every_kind),
-        cmocka_unit_test(test_rotation_tables_of_stages),
-        cmocka_unit_test(test_rotations_of_used_positions_alone),
-        cmocka_unit_test(test_the_announced_memory),
-        cmocka_unit_test(test_the_memory_of_activations),
-        cmocka_unit_test(test_formats_without_kernels),
-        cmocka_unit_test(test_a_device_with_memory_of_its_own),
-        cmocka_unit_test(test_a_comparison_measures_logits),
-        cmocka_unit_test(test_limits_of_a_choice),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -21,7 +21,7 @@ static const struct {
     {DTYPE_F16, {0x7c00, 0xfc00, 0xffff, 0x7c01}, {0x7bff, 0xfbff, 0x0001}},
 };
 
-static void each_place_is_looked_at(void **state)
+TEST(each_place_is_looked_at)
 {
     for (size_t k = 0; k < 3; k++) {
         size_t e = dtype_bytes(kind[k].t);
@@ -43,10 +43,4 @@ static void each_place_is_looked_at(void **state)
             free(p);
         }
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(each_place_is_looked_at)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

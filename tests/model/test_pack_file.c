@@ -52,7 +52,7 @@ static int describe(struct pack_file *f, const char *text, struct err *e)
     return pack_file_describe(f, text, strlen(text), e);
 }
 
-static void test_every_field_is_read(void **state)
+TEST(test_every_field_is_read)
 {
     struct pack_file f;
     struct err e = {0};
@@ -123,7 +123,7 @@ static void expect(const struct change *c)
 }
 
 /* A key whose name changes is missing. */
-static void test_every_field_is_needed(void **state)
+TEST(test_every_field_is_needed)
 {
     static const char *const keys[] = {
         "source",    "note",        "layout",  "weights",   "source_type", "embeddings",
@@ -144,7 +144,7 @@ static void test_every_field_is_needed(void **state)
     expect(&(struct change){"\"config.json\"", "5", ERR_FORMAT, "'name'"});
 }
 
-static void test_every_field_is_bounded(void **state)
+TEST(test_every_field_is_bounded)
 {
     static const char description[] = "its description is damaged: pack the model again",
                       member[] = "the place of a file in it is damaged",
@@ -205,7 +205,7 @@ static void test_every_field_is_bounded(void **state)
 }
 
 /* Types beyond the room of a description are left out. */
-static void test_only_so_many_types_are_kept(void **state)
+TEST(test_only_so_many_types_are_kept)
 {
     char *list = xstrdup("");
     struct pack_file f;
@@ -244,7 +244,7 @@ static uint64_t bytes_sum(const char *source, int n_ranks, const char *weights, 
 }
 
 /* Files that earlier builds wrote are read, so the bytes may only change with the version. */
-static void test_the_bytes_of_a_file_stay_the_same(void **state)
+TEST(test_the_bytes_of_a_file_stay_the_same)
 {
     static const struct {
         const char *source, *weights;
@@ -293,7 +293,7 @@ static void refuse(const char *path, int code, const char *message)
 }
 
 /* A header with a good checksum may still say anything. */
-static void test_a_header_is_not_trusted(void **state)
+TEST(test_a_header_is_not_trusted)
 {
     enum {
         VERSION = 8,
@@ -357,7 +357,7 @@ static void put(const char *name, const char *bytes, size_t n, char path[PATH_MA
     assert_int_equal(fclose(f), 0);
 }
 
-static void test_which_files_are_packed(void **state)
+TEST(test_which_files_are_packed)
 {
     char path[PATH_MAX], zeros[4096] = {0};
     put("eight", "hcpacked", 8, path);
@@ -383,7 +383,7 @@ static void test_which_files_are_packed(void **state)
     refuse(path, ERR_FORMAT, "not a packed model"); /* without waiting for a writer */
 }
 
-static void test_members(void **state)
+TEST(test_members)
 {
     char path[PATH_MAX], *bytes = NULL;
     size_t n = 0;
@@ -427,15 +427,5 @@ static void test_members(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_field_is_read),
-        cmocka_unit_test(test_every_field_is_needed),
-        cmocka_unit_test(test_every_field_is_bounded),
-        cmocka_unit_test(test_only_so_many_types_are_kept),
-        cmocka_unit_test(test_the_bytes_of_a_file_stay_the_same),
-        cmocka_unit_test(test_a_header_is_not_trusted),
-        cmocka_unit_test(test_which_files_are_packed),
-        cmocka_unit_test(test_members),
-    };
-    return cmocka_run_group_tests(tests, set_up, tempdir_end);
+    return unit_run(set_up, tempdir_end);
 }

@@ -100,7 +100,7 @@ static void forget(struct pack_job *jobs, int n)
         pack_job_deinit(&jobs[i]);
 }
 
-static void parts_arrive_whole(void **state)
+TEST_WITH(parts_arrive_whole, set_up, tear_down)
 {
     struct pack_job jobs[N_PARTS] = {{0}};
     uint64_t all = 0;
@@ -123,7 +123,7 @@ static void parts_arrive_whole(void **state)
 }
 
 /* The message names the first byte of the damaged MiB. */
-static void damage_is_named(void **state)
+TEST_WITH(damage_is_named, set_up, tear_down)
 {
     struct pack_job j = {0};
     uint64_t bad = parts[0].at + 9 * MIB;
@@ -141,7 +141,7 @@ static void damage_is_named(void **state)
 }
 
 /* The disk withholds the first MiB. The second job waits for places in the queue. */
-static void a_cancel_ends_all_jobs(void **state)
+TEST_WITH(a_cancel_ends_all_jobs, set_up, tear_down)
 {
     struct pack_job jobs[2] = {{0}};
     io_sim_fault_add(sim,
@@ -163,7 +163,7 @@ static void a_cancel_ends_all_jobs(void **state)
     forget(jobs, 2);
 }
 
-static void a_disk_that_fails_ends_the_job_with_its_code(void **state)
+TEST_WITH(a_disk_that_fails_ends_the_job_with_its_code, set_up, tear_down)
 {
     struct pack_job j = {0};
     io_sim_fault_add(
@@ -182,7 +182,7 @@ static void a_disk_that_fails_ends_the_job_with_its_code(void **state)
 }
 
 /* Without an io the reader opens the machine's, and says if that has plain reads only. */
-static void plain_reads_are_told(void **state)
+TEST_WITH(plain_reads_are_told, set_up, tear_down)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     struct pack_file on_disk = {.path = path, .n_parts = N_PARTS, .parts = parts};
@@ -204,18 +204,4 @@ static void plain_reads_are_told(void **state)
     assert_int_equal(n_said, is_plain);
     pack_reader_close(&r);
     tempdir_remove(dir);
-}
-
-#define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        TEST(parts_arrive_whole),
-        TEST(damage_is_named),
-        TEST(a_cancel_ends_all_jobs),
-        TEST(plain_reads_are_told),
-        TEST(a_disk_that_fails_ends_the_job_with_its_code),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

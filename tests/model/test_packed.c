@@ -116,7 +116,7 @@ static void a_packed_family_is_the_model(void **state)
 }
 
 /* auto measures once, when packing; the file keeps the choice. */
-static void a_packed_gguf_file_is_the_model(void **state)
+TEST(a_packed_gguf_file_is_the_model)
 {
     expect_same(GGUF "llama3.gguf", NULL);
     expect_same(GGUF "falcon-40b.gguf", NULL);
@@ -146,7 +146,7 @@ static uint32_t version_of(const char *path)
 }
 
 /* The embedding table keeps its blocks. Only a file with blocks there needs version 2. */
-static void a_packed_table_of_blocks_is_the_files(void **state)
+TEST(a_packed_table_of_blocks_is_the_files)
 {
     static const uint32_t types[] = {GGUF_TYPE_Q4_0, GGUF_TYPE_Q4_1, GGUF_TYPE_Q4_K,
                                      GGUF_TYPE_Q6_K};
@@ -166,7 +166,7 @@ static void a_packed_table_of_blocks_is_the_files(void **state)
 }
 
 /* Tokenizer and template are stored in the file.  (tests/e2e/test_packed.py covers GGUF files.) */
-static void text_travels_with_the_weights(void **state)
+TEST(text_travels_with_the_weights)
 {
     static const char text[] = "<|user|>The lighthouse keeper said: 42 ships!<|end|>";
     struct tokenizer *a = NULL, *b = NULL;
@@ -233,7 +233,7 @@ static void expect_fault(const char *path, int code, const char *says)
 /* One bit is flipped in each part of the file that is read: the header, the description, the
  * configuration, the table of checksums, and the first and last byte of every part. Each flip is
  * detected when the model is opened. */
-static void a_flipped_bit_is_found_before_it_is_used(void **state)
+TEST(a_flipped_bit_is_found_before_it_is_used)
 {
     const char *path = pack(FAMILIES "qwen3", NULL);
     struct pack_file f;
@@ -259,7 +259,7 @@ static void a_flipped_bit_is_found_before_it_is_used(void **state)
     pack_file_close(&f);
 }
 
-static void a_file_that_is_cut_short_is_damaged(void **state)
+TEST(a_file_that_is_cut_short_is_damaged)
 {
     const char *path = pack("synth:tiny-mha", NULL);
     struct stat st;
@@ -272,7 +272,7 @@ static void a_file_that_is_cut_short_is_damaged(void **state)
 
 /* A file of another version, or packed for another device, another number of ranks or another type,
  * is refused. Each error says what to do. */
-static void a_stale_file_says_why(void **state)
+TEST(a_stale_file_says_why)
 {
     const char *path = pack("synth:tiny-mha", NULL);
     char version[12], *bytes;
@@ -321,7 +321,7 @@ static void change_description(const char *path, const char *from, const char *t
 
 /* A description whose embeddings have blocks is refused if the matrices are not held in 4 bits, or
  * if rows are not whole blocks. */
-static void a_table_of_blocks_must_fit(void **state)
+TEST(a_table_of_blocks_must_fit)
 {
     static const struct {
         const char *source, *weights, *from, *to;
@@ -342,7 +342,7 @@ static void a_table_of_blocks_must_fit(void **state)
     }
 }
 
-static void packing_never_replaces_a_file(void **state)
+TEST(packing_never_replaces_a_file)
 {
     const char *path = pack("synth:tiny-mha", NULL);
     struct stat before, after;
@@ -398,7 +398,7 @@ static void expect_shares(const char *source, const char *weights)
 
 /* Each rank has its share of every slot, also where W_k and W_v differ in type and so have a slot
  * each. */
-static void ranks_have_their_shares(void **state)
+TEST(ranks_have_their_shares)
 {
     expect_shares("synth:tiny-mha", NULL);
     expect_shares(GGUF "six.gguf", "q4");
@@ -406,7 +406,7 @@ static void ranks_have_their_shares(void **state)
 
 /* In a layer whose W_v has another type than W_k, the description of the packed file has the type
  * of W_v, too. */
-static void a_description_has_both_types_of_k_and_v(void **state)
+TEST(a_description_has_both_types_of_k_and_v)
 {
     static const struct {
         const char *name, *type;
@@ -432,7 +432,7 @@ static void a_description_has_both_types_of_k_and_v(void **state)
 }
 
 /* The result of packing is the description of the file that it made. */
-static void the_result_describes_the_file(void **state)
+TEST(the_result_describes_the_file)
 {
     static const struct {
         const char *source, *weights;
@@ -491,7 +491,7 @@ static void expect_pack_error(const char *source, const char *path, int n_ranks,
         fail_msg("'%s' does not say '%s'", err.msg, says);
 }
 
-static void what_cannot_be_packed(void **state)
+TEST(what_cannot_be_packed)
 {
     expect_pack_error("synth:tiny-mha", path_of("no/such.packed"), 1, NULL, -ENOENT,
                       "no/such.packed.tmp: No such file or directory");
@@ -526,7 +526,7 @@ static int none_stays(void *arg, const struct model *m, const struct weights_siz
 }
 
 /* A replay of saved inputs needs a layer's matrices at any time. */
-static void recurrent_layers_are_not_streamed(void **state)
+TEST(recurrent_layers_are_not_streamed)
 {
     struct device *d;
     struct model *m = NULL;
@@ -552,53 +552,19 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define FAMILY(name)                                                                       \
-    {                                                                                      \
-        "a packed " name " is the model", a_packed_family_is_the_model, NULL, NULL,        \
-            FAMILIES name                                                                  \
-    }
-
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        FAMILY("cohere2"),
-        FAMILY("deepseek-v2"),
-        FAMILY("falcon-11b"),
-        FAMILY("falcon-40b"),
-        FAMILY("falcon-7b"),
-        FAMILY("falcon-rw"),
-        FAMILY("gemma"),
-        FAMILY("gemma4-layers"),
-        FAMILY("gemma4-moe"),
-        FAMILY("glm4-lite"),
-        FAMILY("glm4-moe"),
-        FAMILY("granite-h"),
-        FAMILY("lfm2"),
-        FAMILY("llama"),
-        FAMILY("llama3"),
-        FAMILY("ministral3"),
-        FAMILY("mistral"),
-        FAMILY("opt"),
-        FAMILY("phi"),
-        FAMILY("phi3"),
-        FAMILY("qwen2"),
-        FAMILY("qwen2-window"),
-        FAMILY("qwen3"),
-        FAMILY("qwen3-next"),
-        FAMILY("qwen3.5"),
-        cmocka_unit_test(a_packed_gguf_file_is_the_model),
-        cmocka_unit_test(text_travels_with_the_weights),
-        cmocka_unit_test(a_flipped_bit_is_found_before_it_is_used),
-        cmocka_unit_test(a_file_that_is_cut_short_is_damaged),
-        cmocka_unit_test(a_stale_file_says_why),
-        cmocka_unit_test(a_packed_table_of_blocks_is_the_files),
-        cmocka_unit_test(a_table_of_blocks_must_fit),
-        cmocka_unit_test(packing_never_replaces_a_file),
-        cmocka_unit_test(ranks_have_their_shares),
-        cmocka_unit_test(the_result_describes_the_file),
-        cmocka_unit_test(what_cannot_be_packed),
-        cmocka_unit_test(recurrent_layers_are_not_streamed),
-        cmocka_unit_test(a_description_has_both_types_of_k_and_v),
-    };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    static char *const families[] = {
+        FAMILIES "cohere2",      FAMILIES "deepseek-v2",   FAMILIES "falcon-11b",
+        FAMILIES "falcon-40b",   FAMILIES "falcon-7b",     FAMILIES "falcon-rw",
+        FAMILIES "gemma",        FAMILIES "gemma4-layers", FAMILIES "gemma4-moe",
+        FAMILIES "glm4-lite",    FAMILIES "glm4-moe",      FAMILIES "granite-h",
+        FAMILIES "lfm2",         FAMILIES "llama",         FAMILIES "llama3",
+        FAMILIES "ministral3",   FAMILIES "mistral",       FAMILIES "opt",
+        FAMILIES "phi",          FAMILIES "phi3",          FAMILIES "qwen2",
+        FAMILIES "qwen2-window", FAMILIES "qwen3",         FAMILIES "qwen3-next",
+        FAMILIES "qwen3.5"};
+    for (size_t i = 0; i < sizeof families / sizeof families[0]; i++)
+        unit_case(families[i], a_packed_family_is_the_model, families[i]);
+    return unit_run(set_up, tear_down);
 }

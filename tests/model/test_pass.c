@@ -85,7 +85,7 @@ static size_t row_bytes(void)
 
 /* Every layer is held once, in order, and released before the next one. The model reads weights
  * only of the layer that it holds. */
-static void a_forward_pass_holds_one_layer_at_a_time(void **state)
+TEST(a_forward_pass_holds_one_layer_at_a_time)
 {
     struct mat x;
     lab_open("synth:tiny-mha");
@@ -99,7 +99,7 @@ static void a_forward_pass_holds_one_layer_at_a_time(void **state)
 
 /* Rows that pass a layer in several pieces hold the layer once. The output has the bits of the
  * forward pass. */
-static void pieces_hold_a_layer_once_and_change_no_bit(void **state)
+TEST(pieces_hold_a_layer_once_and_change_no_bit)
 {
     static const int cuts[][4] = {{90}, {64, 26}, {1, 63, 26}, {17, 31, 2, 40}};
     static float want[N * MAX_D];
@@ -151,7 +151,7 @@ static int show(void *arg, int l, struct mat hidden, struct mat kv_rows)
 /* A pass may end with K and V of layer `last`, which equal those of the forward pass; later layers
  * are not touched. Tested with one residual buffer (as in a recomputation), two and three, while
  * forward passes between the layers use the same activations. */
-static void a_pass_may_end_with_keys_and_values(void **state)
+TEST(a_pass_may_end_with_keys_and_values)
 {
     static struct shown want;
     static float kv_rows[N * 2 * MAX_D];
@@ -189,7 +189,7 @@ static void a_pass_may_end_with_keys_and_values(void **state)
 }
 
 /* A tap sees each layer once, with the layer's input. */
-static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
+TEST(a_projection_of_what_a_tap_sees_is_the_layers_own)
 {
     static struct shown seen;
     static float kv_rows[N * 2 * MAX_D];
@@ -211,7 +211,7 @@ static void a_projection_of_what_a_tap_sees_is_the_layers_own(void **state)
 }
 
 /* A pass that is given up in the middle of a layer releases that layer exactly once. */
-static void a_pass_that_is_given_up_releases_its_layer(void **state)
+TEST(a_pass_that_is_given_up_releases_its_layer)
 {
     lab_open("synth:tiny-mha");
     struct model_pass p;
@@ -230,7 +230,7 @@ static void a_pass_that_is_given_up_releases_its_layer(void **state)
 
 /* If the source cannot provide a layer, the pass ends with the source's code. Earlier layers are
  * released by then. */
-static void a_layer_that_cannot_be_had_ends_the_pass(void **state)
+TEST(a_layer_that_cannot_be_had_ends_the_pass)
 {
     static float kv_rows[N * 2 * MAX_D];
     struct mat x;
@@ -255,7 +255,7 @@ static int refuse(void *arg, int l, struct mat hidden, struct mat kv_rows)
     return l == 1 ? -ENOSPC : 0;
 }
 
-static void a_taps_error_ends_the_pass(void **state)
+TEST(a_taps_error_ends_the_pass)
 {
     struct mat x;
     lab_open("synth:tiny-mha");
@@ -263,18 +263,4 @@ static void a_taps_error_ends_the_pass(void **state)
     spy_expect_pass(&lab.spy, 0, 2);
     spy_expect_end(&lab.spy);
     lab_close();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_forward_pass_holds_one_layer_at_a_time),
-        cmocka_unit_test(pieces_hold_a_layer_once_and_change_no_bit),
-        cmocka_unit_test(a_pass_may_end_with_keys_and_values),
-        cmocka_unit_test(a_projection_of_what_a_tap_sees_is_the_layers_own),
-        cmocka_unit_test(a_pass_that_is_given_up_releases_its_layer),
-        cmocka_unit_test(a_layer_that_cannot_be_had_ends_the_pass),
-        cmocka_unit_test(a_taps_error_ends_the_pass),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,7 +115,7 @@ static void check_distribution(const float *logits, int n, const struct sample_o
     }
 }
 
-static void test_greedy(void **state)
+TEST(test_greedy)
 {
     struct sample_opts o = {.temperature = 0, .top_p = 1};
     const float a[] = {1, 3, 3, 2};
@@ -128,7 +128,7 @@ static void test_greedy(void **state)
     assert_int_equal(sample_token(d, 3, &o, 0), 1);
 }
 
-static void test_hostile_logits(void **state)
+TEST(test_hostile_logits)
 {
     struct sample_opts o = {
         .temperature = 1, .top_p = 0.9f, .top_k = 3, .min_p = 0.1f, .seed = 7};
@@ -146,7 +146,7 @@ static void test_hostile_logits(void **state)
     assert_int_equal(sample_token(b, 4, &o, 0), 2);
 }
 
-static void test_distribution(void **state)
+TEST(test_distribution)
 {
     static const struct sample_opts all[] = {
         {.temperature = 1, .top_p = 1, .seed = 1},
@@ -171,7 +171,7 @@ static void test_distribution(void **state)
 }
 
 /* In many small random cases the chosen token is in the judge's set, for all options. */
-static void test_support(void **state)
+TEST(test_support)
 {
     struct rng r = {9};
     for (int round = 0; round < 3000; round++) {
@@ -196,7 +196,7 @@ static void test_support(void **state)
 
 /* Seed and position decide the token: the same pair gives the same token, other pairs give others,
  * and neighbouring seeds show no pattern. */
-static void test_seed_and_position(void **state)
+TEST(test_seed_and_position)
 {
     float logits[N];
     for (int i = 0; i < N; i++)
@@ -218,7 +218,7 @@ static void test_seed_and_position(void **state)
 }
 
 /* Compares with fixed results: any change of them changes every user's seeded output. */
-static void test_pinned(void **state)
+TEST(test_pinned)
 {
     float logits[N];
     for (int i = 0; i < N; i++)
@@ -233,13 +233,5 @@ static void test_pinned(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_greedy),
-        cmocka_unit_test(test_hostile_logits),
-        cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_support),
-        cmocka_unit_test(test_seed_and_position),
-        cmocka_unit_test(test_pinned),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return unit_run(setup, teardown);
 }

@@ -88,7 +88,7 @@ static void check_slot(const struct model_config *c, enum slot s, int n_ranks,
     }
 }
 
-static void each_rank_has_its_rows(void **state)
+TEST(each_rank_has_its_rows)
 {
     struct rng r = {7};
     for (int i = 0; config_shape_name(i) != NULL; i++) {
@@ -108,7 +108,7 @@ static void each_rank_has_its_rows(void **state)
 }
 
 /* The last stage has the head, and the embedding table if that serves as the head. */
-static void each_stage_has_its_slots(void **state)
+TEST(each_stage_has_its_slots)
 {
     struct model_config c = {0};
     assert_int_equal(config_shape(&c, "bench-220m", &err), 0);
@@ -137,7 +137,7 @@ static void each_stage_has_its_slots(void **state)
 }
 
 /* Each part that cannot be divided is named, and a part that can is not. */
-static void a_model_that_cannot_be_divided_is_refused(void **state)
+TEST(a_model_that_cannot_be_divided_is_refused)
 {
     static const struct {
         int heads, kv_heads, ffn, embd, ranks, stages;
@@ -168,14 +168,4 @@ static void a_model_that_cannot_be_divided_is_refused(void **state)
         if (!is_right)
             fail_msg("case %zu: %d [%s]", i, rc, err.msg);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_rank_has_its_rows),
-        cmocka_unit_test(each_stage_has_its_slots),
-        cmocka_unit_test(a_model_that_cannot_be_divided_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,7 +107,7 @@ static void learn_wanted(const char *path, int memory)
 
 /* With all but one, half, ... and none of the layers resident the logits have the same bits. This
  * holds for every type of the weights, with the layers on a disk and in host memory. */
-static void streamed_layers_have_the_bits_of_resident_ones(void **state)
+TEST(streamed_layers_have_the_bits_of_resident_ones)
 {
     static const struct {
         const char *model, *weights;
@@ -150,7 +150,7 @@ static void streamed_layers_have_the_bits_of_resident_ones(void **state)
 
 /* Exactly the requested number of layers stays resident. Resident layers are spread so that the two
  * halves of the model differ by at most one or two. Layer 0 is the first to stay. */
-static void resident_layers_are_spread_evenly(void **state)
+TEST(resident_layers_are_spread_evenly)
 {
     for (int n_layers = 1; n_layers <= 80; n_layers++)
         for (int n = 0; n <= n_layers; n++) {
@@ -167,7 +167,7 @@ static void resident_layers_are_spread_evenly(void **state)
 
 /* After a pass's last layers the ring reads the first layers of the next pass, even if no pass
  * waits. So a pass over four layers through a ring of two slots ends with six reads. */
-static void the_next_pass_is_read_ahead(void **state)
+TEST(the_next_pass_is_read_ahead)
 {
     char path[PATH_MAX];
     struct weights_stream_stats s;
@@ -199,7 +199,7 @@ static void the_next_pass_is_read_ahead(void **state)
 
 /* The same with experts: with a cache of the fewest, of a third and of all but few of them, on
  * prompts and on single tokens. Passes read less than all experts as soon as some stay. */
-static void experts_from_the_disk_have_the_bits_of_resident_ones(void **state)
+TEST(experts_from_the_disk_have_the_bits_of_resident_ones)
 {
     static const char *const models[] = {
         "qwen3-moe",   "mixtral",  "gpt-oss",     "gpt-oss-mxfp4", "gemma4-moe",
@@ -243,7 +243,7 @@ static void expect_same_matrix(const struct device *d, const struct weight *x,
 
 /* All layers may be held at once, although the ring has two slots. A layer that is acquired twice
  * is lent twice from one slot. */
-static void all_layers_may_be_held_at_once(void **state)
+TEST(all_layers_may_be_held_at_once)
 {
     char path[PATH_MAX];
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
@@ -284,7 +284,7 @@ static void all_layers_may_be_held_at_once(void **state)
 
 /* From host memory, a pass copies each streamed layer once, one layer ahead; with at most two of
  * them, none is ever copied again. */
-static void copies_from_host_memory_are_counted(void **state)
+TEST(copies_from_host_memory_are_counted)
 {
     static const struct {
         int n_resident, n_streamed, first, per_pass;
@@ -315,7 +315,7 @@ static void copies_from_host_memory_are_counted(void **state)
 }
 
 /* A copy takes the place of the layer that is needed last. */
-static void the_layer_needed_last_is_replaced(void **state)
+TEST(the_layer_needed_last_is_replaced)
 {
     static const struct {
         int acquired[3]; /* one after another, each released at once */
@@ -340,7 +340,7 @@ static void the_layer_needed_last_is_replaced(void **state)
 }
 
 /* After weights_stop no layer is lent, whether it is resident or not. */
-static void a_stop_is_for_all_layers(void **state)
+TEST(a_stop_is_for_all_layers)
 {
     char path[PATH_MAX];
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
@@ -361,7 +361,7 @@ static void a_stop_is_for_all_layers(void **state)
 }
 
 /* The sizes that a packed model announces are those of its parts. */
-static void sizes_are_those_of_the_parts(void **state)
+TEST(sizes_are_those_of_the_parts)
 {
     char path[PATH_MAX];
     struct pack_file f;
@@ -395,7 +395,7 @@ static void sizes_are_those_of_the_parts(void **state)
 
 /* Two passes hold one layer each while whole passes run. The ring of two slots grows, and all
  * passes have the bits of resident weights. */
-static void held_layers_stay_while_others_pass(void **state)
+TEST(held_layers_stay_while_others_pass)
 {
     static float rows[2][2][N * MAX_D];
     static struct residual x[2];
@@ -478,7 +478,7 @@ static void close_on_sim(void)
 
 /* Projecting K and V needs resident weights only: all layers project even if the disk fails every
  * read. */
-static void keys_and_values_need_no_stream(void **state)
+TEST(keys_and_values_need_no_stream)
 {
     static float h[N * MAX_D], out[2 * N * MAX_D], same[2 * N * MAX_D];
     char path[PATH_MAX];
@@ -524,7 +524,7 @@ static uint64_t place_in_part(const char *path, size_t part)
 
 /* A bit that flips on the disk after the start fails every pass that reads it, and no logits come
  * out. The process survives. */
-static void a_flipped_bit_fails_the_pass(void **state)
+TEST(a_flipped_bit_fails_the_pass)
 {
     char path[PATH_MAX];
     for (int k = 0; k < N_SOURCES; k++) {
@@ -565,7 +565,7 @@ static void flip_byte(const char *path, uint64_t at)
 
 /* Layers in host memory are checked when the model is opened; those on a disk when they are used.
  * Parts that stay are always checked at once. */
-static void a_damaged_part_ends_the_opening(void **state)
+TEST(a_damaged_part_ends_the_opening)
 {
     char path[PATH_MAX];
     for (int memory = OWN_MEMORY; memory <= UNIFIED; memory++) {
@@ -600,7 +600,7 @@ static void a_damaged_part_ends_the_opening(void **state)
 
 /* Bytes that are damaged in transit, not on the disk, are read again, and the second read is
  * good. */
-static void a_bad_transfer_is_read_again(void **state)
+TEST(a_bad_transfer_is_read_again)
 {
     char path[PATH_MAX];
     for (int k = 0; k < N_SOURCES; k++) {
@@ -620,7 +620,7 @@ static void a_bad_transfer_is_read_again(void **state)
 
 /* A disk that fails reads fails the pass with the disk's code. When reads succeed again, so does
  * the next pass. */
-static void a_disk_that_ends_fails_the_pass(void **state)
+TEST(a_disk_that_ends_fails_the_pass)
 {
     char path[PATH_MAX];
     for (int k = 0; k < N_SOURCES; k++) {
@@ -640,7 +640,7 @@ static void a_disk_that_ends_fails_the_pass(void **state)
 
 /* A disk that hangs fails the pass after its time limit. When the disk answers again, passes
  * succeed. */
-static void a_disk_that_hangs_fails_the_pass(void **state)
+TEST(a_disk_that_hangs_fails_the_pass)
 {
     char path[PATH_MAX];
     int rc;
@@ -675,7 +675,7 @@ static void *pass_in_thread(void *arg)
 }
 
 /* weights_stop ends a pass that waits for an unresponsive disk, and every later one. */
-static void a_stop_ends_a_pass_that_waits(void **state)
+TEST(a_stop_ends_a_pass_that_waits)
 {
     char path[PATH_MAX];
     pthread_t thread;
@@ -702,7 +702,7 @@ static void a_stop_ends_a_pass_that_waits(void **state)
 }
 
 /* A model can be closed while its disk does not answer. */
-static void a_disk_that_hangs_does_not_hold_the_closing(void **state)
+TEST(a_disk_that_hangs_does_not_hold_the_closing)
 {
     char path[PATH_MAX];
     pack("synth:tiny-mha", NULL, path);
@@ -737,25 +737,5 @@ static int set_up(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(streamed_layers_have_the_bits_of_resident_ones),
-        cmocka_unit_test(experts_from_the_disk_have_the_bits_of_resident_ones),
-        cmocka_unit_test(resident_layers_are_spread_evenly),
-        cmocka_unit_test(the_next_pass_is_read_ahead),
-        cmocka_unit_test(held_layers_stay_while_others_pass),
-        cmocka_unit_test(all_layers_may_be_held_at_once),
-        cmocka_unit_test(copies_from_host_memory_are_counted),
-        cmocka_unit_test(the_layer_needed_last_is_replaced),
-        cmocka_unit_test(a_stop_is_for_all_layers),
-        cmocka_unit_test(sizes_are_those_of_the_parts),
-        cmocka_unit_test(keys_and_values_need_no_stream),
-        cmocka_unit_test(a_flipped_bit_fails_the_pass),
-        cmocka_unit_test(a_damaged_part_ends_the_opening),
-        cmocka_unit_test(a_bad_transfer_is_read_again),
-        cmocka_unit_test(a_disk_that_ends_fails_the_pass),
-        cmocka_unit_test(a_disk_that_hangs_fails_the_pass),
-        cmocka_unit_test(a_stop_ends_a_pass_that_waits),
-        cmocka_unit_test(a_disk_that_hangs_does_not_hold_the_closing),
-    };
-    return cmocka_run_group_tests(tests, set_up, tempdir_end);
+    return unit_run(set_up, tempdir_end);
 }

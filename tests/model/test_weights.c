@@ -280,7 +280,7 @@ static void check_written(const char *name, enum dtype t)
     unlink(at("config.json"));
 }
 
-static void test_synth_equals_written(void **state)
+TEST_WITH(test_synth_equals_written, setup, tempdir_end)
 {
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         check_written("tiny-mha", (enum dtype)t);
@@ -288,7 +288,7 @@ static void test_synth_equals_written(void **state)
     }
 }
 
-static void test_writing_refuses(void **state)
+TEST_WITH(test_writing_refuses, setup, tempdir_end)
 {
     struct err e;
     struct model_config c = shape("tiny-mha");
@@ -300,7 +300,7 @@ static void test_writing_refuses(void **state)
 
 /* Synthetic values are independent and have about the wanted spread. They are the same in every
  * type up to rounding. */
-static void test_synth_values(void **state)
+TEST_WITH(test_synth_values, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct weights a, b;
@@ -338,7 +338,7 @@ static void write_index(const struct image *im, size_t split)
 
 /* Shards, another order of tensors, another alignment and additional entries give the same weights
  * and hash. */
-static void test_sharded_and_misaligned(void **state)
+TEST_WITH(test_sharded_and_misaligned, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-gqa");
     struct weights a, b;
@@ -399,7 +399,7 @@ static void near_q8(const struct weight *exact, const struct weight *q8)
 
 /* 8-bit weights are made from every type of checkpoint. Matrices are close to the exact ones;
  * everything else is equal, including the hash. */
-static void test_q8(void **state)
+TEST_WITH(test_q8, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-gqa");
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
@@ -439,7 +439,7 @@ static double relative_error(const struct weight *exact, const struct weight *he
 
 /* 4-bit weights are made from every type of checkpoint. Each matrix of a layer becomes q4_1, the
  * head q8. The reported error of a matrix is its real error. */
-static void test_q4(void **state)
+TEST_WITH(test_q4, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-gqa");
     int n_checked = 0;
@@ -475,7 +475,7 @@ static void test_q4(void **state)
     assert_int_equal(n_checked, 3);
 }
 
-static void test_q8_refuses(void **state)
+TEST_WITH(test_q8_refuses, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct weights w;
@@ -493,7 +493,7 @@ static void test_q8_refuses(void **state)
 }
 
 /* If one matrix is f32 and the others are bf16, all become f32 with the same values. */
-static void test_mixed_types(void **state)
+TEST_WITH(test_mixed_types, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct weights a, b;
@@ -530,7 +530,7 @@ static void test_mixed_types(void **state)
 }
 
 /* The tensors that each family lists have together the family's number of parameters. */
-static void test_lists_count_parameters(void **state)
+TEST_WITH(test_lists_count_parameters, setup, tempdir_end)
 {
     for (int i = 0; config_shape_name(i) != NULL; i++) {
         struct model_config c = shape(config_shape_name(i));
@@ -547,7 +547,7 @@ static void test_lists_count_parameters(void **state)
 }
 
 /* Falcon's interleaved rows of Q, K and V, checked against the definition of the layout. */
-static void test_grouped_qkv(void **state)
+TEST_WITH(test_grouped_qkv, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-gqa");
     c.family = FAMILY_FALCON;
@@ -596,7 +596,7 @@ static void refused(const struct model_config *c, int code, const char *a, const
     assert_null(w.impl);
 }
 
-static void test_missing_files(void **state)
+TEST_WITH(test_missing_files, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     refused(&c, -ENOENT, "model.safetensors", "converted");
@@ -613,7 +613,7 @@ static void test_missing_files(void **state)
     refused(&c, ERR_FORMAT, "model.safetensors", "not a regular file");
 }
 
-static void test_tensors_that_do_not_fit(void **state)
+TEST_WITH(test_tensors_that_do_not_fit, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct image im;
@@ -644,7 +644,7 @@ static void test_tensors_that_do_not_fit(void **state)
 
 /* A quantized folder without quantization_config is reported as quantized, not as an incomplete
  * download. */
-static void test_quantized_folders_are_named(void **state)
+TEST_WITH(test_quantized_folders_are_named, setup, tempdir_end)
 {
     static const struct {
         const char *tensor, *kind;
@@ -671,7 +671,7 @@ static void test_quantized_folders_are_named(void **state)
     free(kept);
 }
 
-static void test_wrong_layer_count(void **state)
+TEST_WITH(test_wrong_layer_count, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     write_synth("tiny-mha", DTYPE_F32);
@@ -684,7 +684,7 @@ static void test_wrong_layer_count(void **state)
     refused(&c, ERR_MISMATCH, "embed_tokens", "shape");
 }
 
-static void test_tied_head(void **state)
+TEST_WITH(test_tied_head, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct image im;
@@ -713,7 +713,7 @@ static void truncate_to(const char *path, long keep, long grow)
     free(bytes);
 }
 
-static void test_damaged_files(void **state)
+TEST_WITH(test_damaged_files, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     char *path = at("model.safetensors");
@@ -740,7 +740,7 @@ static void write_raw(const char *header)
     fclose(f);
 }
 
-static void test_hostile_headers(void **state)
+TEST_WITH(test_hostile_headers, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     write_raw("{\"a\":{\"dtype\":\"F32\",\"shape\":[8],\"data_offsets\":[0,32]},"
@@ -756,7 +756,7 @@ static void test_hostile_headers(void **state)
 }
 
 /* Any bytes in the header give an error with a message, or weights; never a crash. */
-static void test_random_damage(void **state)
+TEST_WITH(test_random_damage, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-mha");
     struct rng r = {2024};
@@ -805,7 +805,7 @@ static size_t count_files(void)
 }
 
 /* A write that fails in the middle leaves nothing behind. */
-static void test_disk_full(void **state)
+TEST_WITH(test_disk_full, setup, tempdir_end)
 {
     struct model_config c = shape("tiny-gqa");
     struct rlimit old, small;
@@ -845,7 +845,7 @@ static int measure_peak(const struct model_config *c)
 }
 
 /* While a model loads, no weight is in memory twice, as it is in the file and packed. */
-static void test_peak_memory(void **state)
+TEST_WITH(test_peak_memory, setup, tempdir_end)
 {
 #ifdef __SANITIZE_ADDRESS__
     print_message("skipped: the sanitizer's own memory is counted\n");
@@ -870,7 +870,7 @@ static void test_peak_memory(void **state)
 
 /* Tables stay in the checkpoint's type; a table that a model lacks has the type in which rows of
  * that device's matrices are computed. */
-static void tables_have_the_types_of_their_rows(void **state)
+TEST(tables_have_the_types_of_their_rows)
 {
     static const struct {
         enum dtype held, table;
@@ -891,7 +891,7 @@ static void tables_have_the_types_of_their_rows(void **state)
     weights_info_deinit(&info);
 }
 
-static void formats_have_names(void **state)
+TEST(formats_have_names)
 {
     static const struct {
         enum weights_held held;
@@ -908,30 +908,5 @@ static void formats_have_names(void **state)
 
 int main(void)
 {
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, tempdir_end)
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tables_have_the_types_of_their_rows),
-        cmocka_unit_test(formats_have_names),
-        T(test_synth_equals_written),
-        T(test_writing_refuses),
-        T(test_synth_values),
-        T(test_sharded_and_misaligned),
-        T(test_q8),
-        T(test_q4),
-        T(test_q8_refuses),
-        T(test_mixed_types),
-        T(test_lists_count_parameters),
-        T(test_grouped_qkv),
-        T(test_missing_files),
-        T(test_tensors_that_do_not_fit),
-        T(test_quantized_folders_are_named),
-        T(test_wrong_layer_count),
-        T(test_tied_head),
-        T(test_damaged_files),
-        T(test_hostile_headers),
-        T(test_random_damage),
-        T(test_disk_full),
-        T(test_peak_memory),
-    };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return unit_run(group_setup, group_teardown);
 }

@@ -185,7 +185,7 @@ static void expect_hash_of_synth(void)
 /* --- names -------------------------------------------------------------------------------- */
 
 /* A checkpoint of the base model has its tensors' names without the prefix. */
-static void test_names_without_their_prefix(void **state)
+TEST_WITH(test_names_without_their_prefix, setup, tempdir_end)
 {
     put_tensors(SINGLE, 0, list.n, &(struct change){.skip = 6});
     expect_hash_of_synth();
@@ -195,7 +195,7 @@ static void test_names_without_their_prefix(void **state)
 }
 
 /* Only rotations, which the program computes itself, may be ignored. */
-static void test_tensors_that_are_ignored(void **state)
+TEST_WITH(test_tensors_that_are_ignored, setup, tempdir_end)
 {
     static const char *const ignored[] = {
         "a.rotary_emb.inv_freq", "a.rotary_emb.cos_cached", "a.rotary_emb.sin_cached",
@@ -217,7 +217,7 @@ static void test_tensors_that_are_ignored(void **state)
 
 /* --- several files ------------------------------------------------------------------------ */
 
-static void test_shards(void **state)
+TEST_WITH(test_shards, setup, tempdir_end)
 {
     char index[512];
     snprintf(index, sizeof index,
@@ -253,7 +253,7 @@ static void test_shards(void **state)
     refuse(ERR_FORMAT, INDEX ":1:");
 }
 
-static void test_short_files(void **state)
+TEST_WITH(test_short_files, setup, tempdir_end)
 {
     put_text(SINGLE, "1234567");
     refuse(ERR_FORMAT, "truncated: 7 bytes, a safetensors file begins with 8");
@@ -264,7 +264,7 @@ static void test_short_files(void **state)
     assert_null(strstr(e.msg, "begins with 8"));
 }
 
-static void test_shapes_in_messages(void **state)
+TEST_WITH(test_shapes_in_messages, setup, tempdir_end)
 {
     put_tensors(SINGLE, 0, list.n, &(struct change){0});
     shape.vocab_size++;
@@ -296,7 +296,7 @@ static void expect_hash(const char *source, const struct model_config *c, enum d
 
 /* The hash of a model's weights is a part of every key of saved state. If it changes, all saved
  * state is lost. */
-static void test_hashes_stay_the_same(void **state)
+TEST(test_hashes_stay_the_same)
 {
     static const struct {
         const char *source;
@@ -347,7 +347,7 @@ static const char *logged(void)
     return text;
 }
 
-static void test_values_that_are_no_numbers_are_named(void **state)
+TEST_WITH(test_values_that_are_no_numbers_are_named, setup, tempdir_end)
 {
     static const char norm[] = "model.layers.1.input_layernorm.weight",
                       down[] = "model.layers.2.mlp.down_proj.weight";
@@ -366,7 +366,7 @@ static void test_values_that_are_no_numbers_are_named(void **state)
                            "values that are no numbers (NaN or infinite; row 0)"));
 }
 
-static void test_small_formats_refuse_them(void **state)
+TEST_WITH(test_small_formats_refuse_them, setup, tempdir_end)
 {
     static const struct {
         enum weights_held held;
@@ -407,7 +407,7 @@ static bool is_in_use(const char *name)
 }
 
 /* After loading, no file is open or mapped: what happens to it changes nothing. */
-static void test_files_are_closed_after_loading(void **state)
+TEST_WITH(test_files_are_closed_after_loading, setup, tempdir_end)
 {
     char index[256];
     struct weights w;
@@ -425,7 +425,7 @@ static void test_files_are_closed_after_loading(void **state)
 }
 
 /* Progress is shown from the first byte to the last one, also if loading fails. */
-static void test_progress_counts_the_bytes_of_all_tensors(void **state)
+TEST_WITH(test_progress_counts_the_bytes_of_all_tensors, setup, tempdir_end)
 {
     struct weights w;
     struct err e;
@@ -451,7 +451,7 @@ static void test_progress_counts_the_bytes_of_all_tensors(void **state)
 }
 
 /* Loading a part of the model, to examine it, shows no progress and warns of no bad values. */
-static void test_a_part_is_loaded_in_silence(void **state)
+TEST_WITH(test_a_part_is_loaded_in_silence, setup, tempdir_end)
 {
     static const char norm[] = "model.layers.1.input_layernorm.weight";
     struct weights w;
@@ -472,19 +472,5 @@ static void test_a_part_is_loaded_in_silence(void **state)
 
 int main(void)
 {
-#define T(f) cmocka_unit_test_setup_teardown(f, setup, tempdir_end)
-    const struct CMUnitTest tests[] = {
-        T(test_names_without_their_prefix),
-        T(test_tensors_that_are_ignored),
-        T(test_shards),
-        T(test_short_files),
-        T(test_shapes_in_messages),
-        cmocka_unit_test(test_hashes_stay_the_same),
-        T(test_values_that_are_no_numbers_are_named),
-        T(test_small_formats_refuse_them),
-        T(test_files_are_closed_after_loading),
-        T(test_progress_counts_the_bytes_of_all_tensors),
-        T(test_a_part_is_loaded_in_silence),
-    };
-    return cmocka_run_group_tests(tests, group_setup, group_teardown);
+    return unit_run(group_setup, group_teardown);
 }

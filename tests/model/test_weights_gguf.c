@@ -53,7 +53,7 @@ static const struct {
 };
 enum { N = sizeof all / sizeof all[0] };
 
-static void test_a_description_lists_every_tensor(void **state)
+TEST(test_a_description_lists_every_tensor)
 {
     struct weights_info info;
     struct err e = {0};
@@ -90,7 +90,7 @@ static void test_a_description_lists_every_tensor(void **state)
     assert_null(info.tensors);
 }
 
-static void test_every_tensor_is_needed_in_its_shape(void **state)
+TEST(test_every_tensor_is_needed_in_its_shape)
 {
     for (int i = 1; i < N; i++) {
         char message[256];
@@ -123,7 +123,7 @@ static void test_every_tensor_is_needed_in_its_shape(void **state)
     }
 }
 
-static void test_types_and_other_tensors(void **state)
+TEST(test_types_and_other_tensors)
 {
     enum { I16 = 25 };
     const struct gguf_type *t = gguf_type(I16);
@@ -145,10 +145,5 @@ static void test_types_and_other_tensors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_description_lists_every_tensor),
-        cmocka_unit_test(test_every_tensor_is_needed_in_its_shape),
-        cmocka_unit_test(test_types_and_other_tensors),
-    };
-    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
+    return unit_run(made_gguf_setup, made_gguf_teardown);
 }

@@ -127,7 +127,7 @@ static int begin(void **state)
 
 /* --- promises --------------------------------------------------------------------------------- */
 
-static void a_file_is_hashed_once(void **state)
+TEST_WITH(a_file_is_hashed_once, begin, tempdir_end)
 {
     struct sha256 first, second;
     ahead_s = -60; /* a change in the same tick of the clock would not show */
@@ -140,7 +140,7 @@ static void a_file_is_hashed_once(void **state)
 }
 
 /* The format that "auto" measures is remembered with the hash of the weights, and that is said. */
-static void a_format_is_measured_once(void **state)
+TEST_WITH(a_format_is_measured_once, begin, tempdir_end)
 {
     ahead_s = 10;
     for (int i = 0; i < 3; i++) {
@@ -159,7 +159,7 @@ static void a_format_is_measured_once(void **state)
     }
 }
 
-static void a_file_that_changed_is_hashed_again(void **state)
+TEST_WITH(a_file_that_changed_is_hashed_again, begin, tempdir_end)
 {
     struct sha256 first, second;
     struct stat st;
@@ -177,7 +177,7 @@ static void a_file_that_changed_is_hashed_again(void **state)
     assert_int_equal(load(&second), 0);
 }
 
-static void a_damaged_line_is_ignored(void **state)
+TEST_WITH(a_damaged_line_is_ignored, begin, tempdir_end)
 {
     struct sha256 first, second;
     char *text;
@@ -197,7 +197,7 @@ static void a_damaged_line_is_ignored(void **state)
     assert_true(load(&second) > 0);
 }
 
-static void a_file_that_is_cut_or_rewritten_is_refused(void **state)
+TEST_WITH(a_file_that_is_cut_or_rewritten_is_refused, begin, tempdir_end)
 {
     static const char *const message[] = {
         [CUT] = "m.gguf: the file was cut while tensor '",
@@ -272,7 +272,7 @@ static void begin_images(void)
     assert_int_equal(images(image), 1);
 }
 
-static void a_second_start_maps_the_image(void **state)
+TEST_WITH(a_second_start_maps_the_image, begin, tempdir_end)
 {
     begin_images();
     assert_true(load_imaged(logits));
@@ -285,7 +285,7 @@ static void a_second_start_maps_the_image(void **state)
     assert_int_equal(images(image), 2);
 }
 
-static void a_damaged_image_is_made_anew(void **state)
+TEST_WITH(a_damaged_image_is_made_anew, begin, tempdir_end)
 {
     begin_images();
     const off_t places[] = {9, 4096 + 3, 3 << 20, -1};
@@ -314,7 +314,7 @@ static void a_damaged_image_is_made_anew(void **state)
 }
 
 /* A process maps 16 images at most. One more is left as it is, and its weights are read. */
-static void images_beyond_the_sixteenth_stay(void **state)
+TEST_WITH(images_beyond_the_sixteenth_stay, begin, tempdir_end)
 {
     static struct solo t[17];
     begin_images();
@@ -339,7 +339,7 @@ static void on_other(int sig)
 
 /* An image that is written or cut while it is mapped ends a pass with an error, and no process; a
  * signal of another mapping reaches the handler that was there before. */
-static void a_mapped_image_that_changes_is_noticed(void **state)
+TEST_WITH(a_mapped_image_that_changes_is_noticed, begin, tempdir_end)
 {
     begin_images();
     signal(SIGBUS, on_other);
@@ -380,7 +380,7 @@ static void a_mapped_image_that_changes_is_noticed(void **state)
 }
 
 /* Images take at most a quarter of the room; the ones used longest ago make way. */
-static void old_images_make_way(void **state)
+TEST_WITH(old_images_make_way, begin, tempdir_end)
 {
     char old[sizeof image];
     begin_images();
@@ -395,25 +395,4 @@ static void old_images_make_way(void **state)
     assert_false(load_imaged(logits));
     assert_int_equal(images(old), 1);
     assert_string_equal(image, old);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(a_file_is_hashed_once, begin, tempdir_end),
-        cmocka_unit_test_setup_teardown(a_format_is_measured_once, begin, tempdir_end),
-        cmocka_unit_test_setup_teardown(a_file_that_changed_is_hashed_again, begin,
-                                        tempdir_end),
-        cmocka_unit_test_setup_teardown(a_damaged_line_is_ignored, begin, tempdir_end),
-        cmocka_unit_test_setup_teardown(a_file_that_is_cut_or_rewritten_is_refused, begin,
-                                        tempdir_end),
-        cmocka_unit_test_setup_teardown(a_second_start_maps_the_image, begin, tempdir_end),
-        cmocka_unit_test_setup_teardown(a_damaged_image_is_made_anew, begin, tempdir_end),
-        cmocka_unit_test_setup_teardown(a_mapped_image_that_changes_is_noticed, begin,
-                                        tempdir_end),
-        cmocka_unit_test_setup_teardown(images_beyond_the_sixteenth_stay, begin,
-                                        tempdir_end),
-        cmocka_unit_test_setup_teardown(old_images_make_way, begin, tempdir_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

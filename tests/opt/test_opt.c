@@ -125,7 +125,7 @@ static void expect_error(const char *line, const char *part)
         fail_msg("\"%s\" gives \"%s\", which lacks \"%s\"", line, o.err.msg, part);
 }
 
-static void defaults(void **state)
+TEST(defaults)
 {
     struct outcome o = parse("m");
     assert_int_equal(o.rc, 0);
@@ -145,7 +145,7 @@ static void defaults(void **state)
     opt_end(o.parsed);
 }
 
-static void every_form(void **state)
+TEST(every_form)
 {
     struct outcome o = parse(
         "--json --no-color -n 5 --seed=-7 --cap 64K --temperature .5 m -pHi "
@@ -171,7 +171,7 @@ static void every_form(void **state)
     opt_end(o.parsed);
 }
 
-static void last_one_wins(void **state)
+TEST(last_one_wins)
 {
     struct outcome o = parse("m -n 5 --max-tokens 6 --json --json=false --max_tokens=7");
     assert_int_equal(o.rc, 0);
@@ -180,7 +180,7 @@ static void last_one_wins(void **state)
     opt_end(o.parsed);
 }
 
-static void sizes(void **state)
+TEST(sizes)
 {
     static const struct {
         const char *text;
@@ -226,7 +226,7 @@ static void sizes(void **state)
 }
 
 /* A part of a unit is rounded to the nearest byte. The largest size is 2^63 - 1. */
-static void sizes_are_exact(void **state)
+TEST(sizes_are_exact)
 {
     static const struct {
         const char *text;
@@ -256,7 +256,7 @@ static void sizes_are_exact(void **state)
     }
 }
 
-static void size_texts(void **state)
+TEST(size_texts)
 {
     char t[40];
     opt_size_text(0, t, sizeof t);
@@ -328,7 +328,7 @@ static int parse_small(const char *const *words, struct small *s,
     return rc;
 }
 
-static void bounds_may_be_negative_or_missing(void **state)
+TEST(bounds_may_be_negative_or_missing)
 {
     static const struct {
         const char *words[7];
@@ -393,7 +393,7 @@ static void bounds_may_be_negative_or_missing(void **state)
 }
 
 /* What nobody sets has its default, and each way to set a value leaves the others alone. */
-static void values_are_set_one_by_one(void **state)
+TEST(values_are_set_one_by_one)
 {
     struct small s;
     struct opt_parsed *parsed;
@@ -417,7 +417,7 @@ static void values_are_set_one_by_one(void **state)
     opt_end(NULL);
 }
 
-static void booleans_have_words(void **state)
+TEST(booleans_have_words)
 {
     static const char *const words[] = {"true",  "yes", "on",  "1", "TRUE",  "Yes",
                                         "false", "no",  "off", "0", "FALSE", "No"};
@@ -432,7 +432,7 @@ static void booleans_have_words(void **state)
 }
 
 /* Long names and values are cut in messages, and the message stays whole. */
-static void long_words_are_cut_in_messages(void **state)
+TEST(long_words_are_cut_in_messages)
 {
     char line[700], want[700], x[400];
     memset(x, 'x', sizeof x - 1);
@@ -469,7 +469,7 @@ static bool begin(char **argv, int argc, int fd, struct small *s,
     return goes_on;
 }
 
-static void a_command_begins_or_says_why_not(void **state)
+TEST(a_command_begins_or_says_why_not)
 {
     struct small s;
     struct opt_parsed *parsed = NULL;
@@ -525,7 +525,7 @@ static void a_command_begins_or_says_why_not(void **state)
     assert_ptr_equal(strstr(said, "hcache small: --config: /tmp/hcache-opt."), said);
 }
 
-static void errors_name_option_value_and_bounds(void **state)
+TEST(errors_name_option_value_and_bounds)
 {
     expect_error("m --max-tokens 0",
                  "--max-tokens: \"0\" is out of bounds (allowed: 1 to 1000)");
@@ -560,7 +560,7 @@ static void errors_name_option_value_and_bounds(void **state)
     expect_error("m 1 2 3 4", "too many arguments: at most 3 FILE");
 }
 
-static void list_keeps_all_items(void **state)
+TEST(list_keeps_all_items)
 {
     struct outcome o = parse("m --store a --store b --store c --store d");
     assert_int_equal(o.a.store.n, 4);
@@ -569,7 +569,7 @@ static void list_keeps_all_items(void **state)
     opt_end(o.parsed);
 }
 
-static void precedence(void **state)
+TEST(precedence)
 {
     struct world w = {
         .env = {"HCACHE_MAX_TOKENS", "20", "HCACHE_STORE", "env", "HCACHE_PROMPT", ""},
@@ -591,7 +591,7 @@ static void precedence(void **state)
     opt_end(o.parsed);
 }
 
-static void config_from_environment(void **state)
+TEST(config_from_environment)
 {
     struct world w = {.env = {"HCACHE_CONFIG", "x"}, .file = "seed=3"};
     struct outcome o = parse_in(&w, "m");
@@ -600,7 +600,7 @@ static void config_from_environment(void **state)
     opt_end(o.parsed);
 }
 
-static void environment_errors_name_the_variable(void **state)
+TEST(environment_errors_name_the_variable)
 {
     struct world w = {.env = {"HCACHE_MAX_TOKENS", "many"}};
     struct outcome o = parse_in(&w, "m");
@@ -608,7 +608,7 @@ static void environment_errors_name_the_variable(void **state)
     assert_non_null(strstr(o.err.msg, "HCACHE_MAX_TOKENS: \"many\" is not a whole number"));
 }
 
-static void config_syntax(void **state)
+TEST(config_syntax)
 {
     struct world w = {.file = "# comment\r\n\n  max_tokens=7   # trailing\r\n"
                               "prompt = \"a # b \" # quoted\nstore = a#b\n\tjson = on"};
@@ -622,7 +622,7 @@ static void config_syntax(void **state)
 }
 
 /* A # begins a comment at the start of a value or after a blank, and not inside quotes. */
-static void values_of_a_config_file_are_trimmed(void **state)
+TEST(values_of_a_config_file_are_trimmed)
 {
     static const char *const rows[][2] = {
         {"prompt=a", "a"},          {"prompt = a b ", "a b"},    {"\tprompt\t=\ta\t", "a"},
@@ -642,7 +642,7 @@ static void values_of_a_config_file_are_trimmed(void **state)
     }
 }
 
-static void config_errors_name_file_and_line(void **state)
+TEST(config_errors_name_file_and_line)
 {
     static const struct {
         const char *file, *part;
@@ -669,7 +669,7 @@ static void config_errors_name_file_and_line(void **state)
     assert_int_equal(parse_in(&none, "m --config x").rc, -2);
 }
 
-static void help_wins(void **state)
+TEST(help_wins)
 {
     struct outcome o = parse("--help");
     assert_int_equal(o.rc, 0);
@@ -700,7 +700,7 @@ static void expect_part(const char *text, const char *part)
         fail_msg("lacks \"%s\":\n%s", part, text);
 }
 
-static void help_text(void **state)
+TEST(help_text)
 {
     char *text = printed(opt_print_help);
     expect_part(text, "usage: hcache try [OPTION]... MODEL_DIR [FILE...]\n");
@@ -722,7 +722,7 @@ static void help_text(void **state)
     free(text);
 }
 
-static void markdown(void **state)
+TEST(markdown)
 {
     char *text = printed(opt_print_markdown);
     expect_part(text, "### hcache try\n");
@@ -732,7 +732,7 @@ static void markdown(void **state)
     free(text);
 }
 
-static void pages(void **state)
+TEST(pages)
 {
     struct outcome o = parse("--help=man");
     assert_int_equal(o.help, OPT_HELP_MAN);
@@ -757,7 +757,7 @@ static bool writes; /* whether to write the golden file instead of comparing wit
 
 /* The four help pages of a command with options of every type equal the golden file, letter for
  * letter. `test_opt write` rewrites the golden file. */
-static void pages_are_as_recorded(void **state)
+TEST(pages_are_as_recorded)
 {
     static const char path[] = "tests/opt/golden/opt_pages.txt";
     static const struct opt numbers[] = {
@@ -813,7 +813,7 @@ static void pages_are_as_recorded(void **state)
 }
 
 /* For any file or command line, values are within bounds or there is an error with a message. */
-static void random_input_is_parsed_or_refused(void **state)
+TEST(random_input_is_parsed_or_refused)
 {
     static const char *const pieces[] = {
         "max-tokens", "=",     " ",    "\n",    "1",      "-",
@@ -844,7 +844,7 @@ static void random_input_is_parsed_or_refused(void **state)
     assert_true(n_good > 100);
 }
 
-static void nearest(void **state)
+TEST(nearest)
 {
     static const char *const words[] = {"run", "serve", "plan", "profile", "tokenize"};
     assert_string_equal(opt_nearest("rnu", words, 5), "run");
@@ -880,7 +880,7 @@ static void nearest(void **state)
 
 /* A mistake in the use of a command gives a message on stderr that says where to look, and ends the
  * command with status 2. */
-static void a_fault_in_use_is_told(void **state)
+TEST(a_fault_in_use_is_told)
 {
     const struct opt_cmd named = {.name = "serve"};
     said_begin(LOG_WARN);
@@ -893,34 +893,5 @@ static void a_fault_in_use_is_told(void **state)
 int main(int argc, char **argv)
 {
     writes = argc > 1 && strcmp(argv[1], "write") == 0;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),
-        cmocka_unit_test(every_form),
-        cmocka_unit_test(last_one_wins),
-        cmocka_unit_test(sizes),
-        cmocka_unit_test(sizes_are_exact),
-        cmocka_unit_test(size_texts),
-        cmocka_unit_test(bounds_may_be_negative_or_missing),
-        cmocka_unit_test(values_are_set_one_by_one),
-        cmocka_unit_test(booleans_have_words),
-        cmocka_unit_test(long_words_are_cut_in_messages),
-        cmocka_unit_test(a_command_begins_or_says_why_not),
-        cmocka_unit_test(errors_name_option_value_and_bounds),
-        cmocka_unit_test(list_keeps_all_items),
-        cmocka_unit_test(precedence),
-        cmocka_unit_test(config_from_environment),
-        cmocka_unit_test(environment_errors_name_the_variable),
-        cmocka_unit_test(config_syntax),
-        cmocka_unit_test(values_of_a_config_file_are_trimmed),
-        cmocka_unit_test(config_errors_name_file_and_line),
-        cmocka_unit_test(help_wins),
-        cmocka_unit_test(help_text),
-        cmocka_unit_test(markdown),
-        cmocka_unit_test(pages),
-        cmocka_unit_test(pages_are_as_recorded),
-        cmocka_unit_test(random_input_is_parsed_or_refused),
-        cmocka_unit_test(nearest),
-        cmocka_unit_test(a_fault_in_use_is_told),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

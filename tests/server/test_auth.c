@@ -8,7 +8,7 @@
 #include "server/auth.h"
 #include "api/sse.h"
 
-static void keys_open(void **state)
+TEST(keys_open)
 {
     const char *keys[] = {"alpha", "beta"};
     const char *a, *b, *none;
@@ -35,7 +35,7 @@ static void keys_open(void **state)
 }
 
 /* An administrator sees all counters. So does every client of a server without keys. */
-static void who_sees_all(void **state)
+TEST(who_sees_all)
 {
     const char *keys[] = {"alpha", "beta", "root"}, *salt;
     struct auth *auth;
@@ -62,7 +62,7 @@ static void who_sees_all(void **state)
     auth_destroy(auth);
 }
 
-static void no_keys_let_all_in(void **state)
+TEST(no_keys_let_all_in)
 {
     const char *salt = "";
     struct auth *auth;
@@ -74,7 +74,7 @@ static void no_keys_let_all_in(void **state)
 
 /* A tenant is found by the text of its salt. A server without keys has one tenant, which has no
  * salt. */
-static void a_salt_finds_its_key(void **state)
+TEST(a_salt_finds_its_key)
 {
     const char *keys[] = {"alpha", "beta"};
     struct auth *auth;
@@ -96,7 +96,7 @@ static void a_salt_finds_its_key(void **state)
 
 /* The salt is the HMAC of RFC 2104 with SHA-256. Python's hmac module computed the expected
  * value. */
-static void the_salt_is_an_hmac(void **state)
+TEST(the_salt_is_an_hmac)
 {
     const char *keys[] = {"alpha"};
     const char *salt;
@@ -108,7 +108,7 @@ static void the_salt_is_an_hmac(void **state)
     auth_destroy(auth);
 }
 
-static void events_are_framed(void **state)
+TEST(events_are_framed)
 {
     struct textbuf b = {0};
     sse_event(&b, "x");
@@ -118,17 +118,4 @@ static void events_are_framed(void **state)
     assert_string_equal(
         b.p, "data: x\n\ndata: a\ndata: b\ndata: c\ndata: d\n\ndata: \n\ndata: [DONE]\n\n");
     textbuf_free(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_open),
-        cmocka_unit_test(who_sees_all),
-        cmocka_unit_test(no_keys_let_all_in),
-        cmocka_unit_test(the_salt_is_an_hmac),
-        cmocka_unit_test(a_salt_finds_its_key),
-        cmocka_unit_test(events_are_framed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,7 +49,7 @@ static enum MHD_Result add(struct call *c, size_t n)
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-static void a_body_may_have_as_much_as_its_bound(void **state)
+TEST_WITH(a_body_may_have_as_much_as_its_bound, prepare, NULL)
 {
     struct call c = begin();
     struct fault f = {0};
@@ -66,7 +66,7 @@ static void a_body_may_have_as_much_as_its_bound(void **state)
 
 /* The server reads and drops the rest of a body that exceeds the bound. So a client that sends the
  * whole body first still gets an answer. At twice the bound the server closes the connection. */
-static void a_body_that_is_too_large_is_dropped(void **state)
+TEST_WITH(a_body_that_is_too_large_is_dropped, prepare, NULL)
 {
     struct call c = begin();
     struct fault f = {0};
@@ -87,7 +87,7 @@ static void a_body_that_is_too_large_is_dropped(void **state)
 
 /* Of two keys, one may take all of the bound, and the other still has its half. Requests without a
  * key have no share. */
-static void each_key_has_a_share_of_the_bound(void **state)
+TEST_WITH(each_key_has_a_share_of_the_bound, prepare, NULL)
 {
     static const char *const keys[] = {"a", "b"};
     struct call c[5] = {begin(), begin(), begin(), begin(), begin()};
@@ -122,7 +122,7 @@ static void each_key_has_a_share_of_the_bound(void **state)
     server.o.n_api_keys = 0;
 }
 
-static void all_bodies_together_have_a_bound(void **state)
+TEST_WITH(all_bodies_together_have_a_bound, prepare, NULL)
 {
     struct call c[3] = {begin(), begin(), begin()};
     struct fault f = {0};
@@ -151,7 +151,7 @@ static void put(struct call *c, const char *text)
 }
 
 /* Parsed values replace the body's bytes, and count until the call ends. */
-static void a_body_becomes_values(void **state)
+TEST_WITH(a_body_becomes_values, prepare, NULL)
 {
     struct call c = begin();
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
@@ -171,7 +171,7 @@ static void a_body_becomes_values(void **state)
     assert_int_equal(counted(), 0);
 }
 
-static void a_bad_body_is_answered_once(void **state)
+TEST_WITH(a_bad_body_is_answered_once, prepare, NULL)
 {
     static const char *const bad[] = {"{", "", "{\"a\": 1,}", "nothing"};
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
@@ -193,7 +193,7 @@ static void a_bad_body_is_answered_once(void **state)
 }
 
 /* A large invalid text is refused by the scan, before memory for any value is used. */
-static void a_large_bad_body_is_refused_by_the_scan(void **state)
+TEST_WITH(a_large_bad_body_is_refused_by_the_scan, prepare, NULL)
 {
     struct call c = begin();
     server.o.max_body_bytes = server.o.max_bodies_bytes = 1 << 20;
@@ -212,7 +212,7 @@ static void a_large_bad_body_is_refused_by_the_scan(void **state)
 
 /* Many small values in a short text can take more memory than one request, or all requests
  * together, may use. Such a body is refused. */
-static void values_have_a_bound(void **state)
+TEST_WITH(values_have_a_bound, prepare, NULL)
 {
     enum { N = 300000 };
     struct textbuf text = {0};
@@ -239,21 +239,4 @@ static void values_have_a_bound(void **state)
     end(&other);
     assert_int_equal(counted(), 0);
     textbuf_free(&text);
-}
-
-#define CASE(f) cmocka_unit_test_setup(f, prepare)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(a_body_may_have_as_much_as_its_bound),
-        CASE(a_body_that_is_too_large_is_dropped),
-        CASE(all_bodies_together_have_a_bound),
-        CASE(each_key_has_a_share_of_the_bound),
-        CASE(a_body_becomes_values),
-        CASE(a_bad_body_is_answered_once),
-        CASE(a_large_bad_body_is_refused_by_the_scan),
-        CASE(values_have_a_bound),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

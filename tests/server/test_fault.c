@@ -33,7 +33,7 @@ static void type_is(struct json *o, const char *want)
     json_free(o);
 }
 
-static void test_types(void **state)
+TEST(test_types)
 {
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         struct fault f;
@@ -47,7 +47,7 @@ static void test_types(void **state)
 
 /* A client's texts are hidden in logged reasons, in any form of %s. Numbers and the program's own
  * words are not. */
-static void test_reasons(void **state)
+TEST(test_reasons)
 {
     struct fault f;
     fault_set(&f, 404, "not_found", "at", "there is no '%.80s' of %s, but %d", "Kedazar",
@@ -75,7 +75,7 @@ static void test_reasons(void **state)
 }
 
 /* A format of any length is cut before a conversion, never inside a conversion. */
-static void test_long_formats(void **state)
+TEST(test_long_formats)
 {
     struct fault f;
     for (int n = 0; n < 420; n++) {
@@ -88,7 +88,7 @@ static void test_long_formats(void **state)
     }
 }
 
-static void test_miss(void **state)
+TEST(test_miss)
 {
     struct hcache_result r = {.prompt_tokens = 129, .cached_tokens = 128};
     /* all full chunks before the last token were restored */
@@ -102,15 +102,4 @@ static void test_miss(void **state)
     assert_string_not_equal(provenance_miss(&r, ""), "complete");
     r.miss[0] = 0; /* the request ended in the queue */
     assert_string_not_equal(provenance_miss(&r, ""), "");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_types),
-        cmocka_unit_test(test_reasons),
-        cmocka_unit_test(test_long_formats),
-        cmocka_unit_test(test_miss),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

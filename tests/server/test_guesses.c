@@ -30,7 +30,7 @@ static struct guess add(struct guesses *g, const char *from, int64_t at_ns)
     return out;
 }
 
-static void a_few_are_free_and_then_it_slows_down(void **state)
+TEST(a_few_are_free_and_then_it_slows_down)
 {
     struct guesses *g;
     guesses_create(&g);
@@ -48,7 +48,7 @@ static void a_few_are_free_and_then_it_slows_down(void **state)
 
 /* Guessing over 1000 connections at a time gains nothing: at most one of them is answered per
  * second, up to the limit. */
-static void many_at_once_wait_for_each_other(void **state)
+TEST(many_at_once_wait_for_each_other)
 {
     struct guesses *g;
     int64_t before = 0;
@@ -62,7 +62,7 @@ static void many_at_once_wait_for_each_other(void **state)
     guesses_destroy(g);
 }
 
-static void it_is_forgotten_after_the_window(void **state)
+TEST(it_is_forgotten_after_the_window)
 {
     struct guesses *g;
     int64_t now = SECOND_NS;
@@ -76,7 +76,7 @@ static void it_is_forgotten_after_the_window(void **state)
 }
 
 /* All addresses of an IPv6 /64 network count as one, because their owner has 2^64 of them. */
-static void a_network_is_one_address(void **state)
+TEST(a_network_is_one_address)
 {
     struct guesses *g;
     guesses_create(&g);
@@ -87,7 +87,7 @@ static void a_network_is_one_address(void **state)
     guesses_destroy(g);
 }
 
-static void the_log_gets_a_line_a_second(void **state)
+TEST(the_log_gets_a_line_a_second)
 {
     struct guesses *g;
     struct guess out;
@@ -104,16 +104,4 @@ static void the_log_gets_a_line_a_second(void **state)
     guesses_add(g, NULL, 3 * SECOND_NS, &out);
     assert_string_equal(out.address, "an unknown address");
     guesses_destroy(g);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_few_are_free_and_then_it_slows_down),
-        cmocka_unit_test(many_at_once_wait_for_each_other),
-        cmocka_unit_test(it_is_forgotten_after_the_window),
-        cmocka_unit_test(a_network_is_one_address),
-        cmocka_unit_test(the_log_gets_a_line_a_second),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

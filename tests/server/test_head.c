@@ -25,7 +25,7 @@ static int status_of(const struct header *h, int n)
     return f.status;
 }
 
-static void lengths(void **state)
+TEST(lengths)
 {
     static const struct {
         int status, n;
@@ -66,7 +66,7 @@ static void lengths(void **state)
         assert_int_equal(status_of(cases[i].h, cases[i].n), cases[i].status);
 }
 
-static void long_uri(void **state)
+TEST(long_uri)
 {
     struct fault f;
     struct head h = {.uri_bytes = HEAD_MAX_URI_BYTES};
@@ -76,7 +76,7 @@ static void long_uri(void **state)
     assert_int_equal(f.status, 414);
 }
 
-static void paths(void **state)
+TEST(paths)
 {
     assert_true(head_path_is("/", "/"));
     assert_false(head_path_is("/", "/x"));
@@ -104,14 +104,4 @@ static void paths(void **state)
                          rows[i].is_item);
         assert_int_equal(head_path_is("/c/{id}", rows[i].path), rows[i].is_one);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lengths),
-        cmocka_unit_test(long_uri),
-        cmocka_unit_test(paths),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -116,7 +116,7 @@ static void refused(const struct server_opts *o, int code, const char *part)
     assert_null(s);
 }
 
-static void a_server_listens_where_it_is_told(void **state)
+TEST(a_server_listens_where_it_is_told)
 {
     struct server_opts o = options();
     const char *hosts[] = {"127.0.0.1", "host.example"};
@@ -146,7 +146,7 @@ static void a_server_listens_where_it_is_told(void **state)
 }
 
 /* Beside IPv4 or alone. */
-static void a_server_may_listen_on_ipv6(void **state)
+TEST(a_server_may_listen_on_ipv6)
 {
     struct server_opts o = options();
     struct server *s = NULL;
@@ -172,7 +172,7 @@ static void a_server_may_listen_on_ipv6(void **state)
 
 /* --- from loading to stopping ----------------------------------------------------------------- */
 
-static void each_state_is_told(void **state)
+TEST(each_state_is_told)
 {
     const struct server_opts o = options();
     struct server *s = started(&o);
@@ -227,7 +227,7 @@ static void wait_early(struct early *e, const struct server *s)
 
 /* A request that comes before the model waits for it, if the server lets requests wait and the
  * queue has room. A server that stops refuses the request. */
-static void requests_wait_for_the_model(void **state)
+TEST(requests_wait_for_the_model)
 {
     struct server_opts o = options();
     struct err err = {0};
@@ -255,7 +255,7 @@ static void requests_wait_for_the_model(void **state)
 }
 
 /* Without its file of answers a server goes on, unless the file is required. */
-static void the_file_of_answers_may_be_done_without(void **state)
+TEST(the_file_of_answers_may_be_done_without)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 20];
     struct stat st;
@@ -282,7 +282,7 @@ static void the_file_of_answers_may_be_done_without(void **state)
 }
 
 /* Nothing is kept in the folder of another user, who could read and replace it. */
-static void no_answers_are_kept_in_another_users_folder(void **state)
+TEST(no_answers_are_kept_in_another_users_folder)
 {
     if (geteuid() != 0) {
         print_message("only root can make another user's folder\n");
@@ -325,7 +325,7 @@ static void counter_is(const char *metrics, const char *name, int want)
         fail_msg("no '%s' in %s", line + 1, metrics);
 }
 
-static void requests_are_counted_by_answer_and_thread(void **state)
+TEST(requests_are_counted_by_answer_and_thread)
 {
     static const char *const keys[] = {"one", "admin"};
     const struct conversations_opts co = {0};
@@ -386,14 +386,5 @@ static void requests_are_counted_by_answer_and_thread(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_server_listens_where_it_is_told),
-        cmocka_unit_test(a_server_may_listen_on_ipv6),
-        cmocka_unit_test(each_state_is_told),
-        cmocka_unit_test(requests_wait_for_the_model),
-        cmocka_unit_test(the_file_of_answers_may_be_done_without),
-        cmocka_unit_test(no_answers_are_kept_in_another_users_folder),
-        cmocka_unit_test(requests_are_counted_by_answer_and_thread),
-    };
-    return cmocka_run_group_tests(tests, open_model, close_model);
+    return unit_run(open_model, close_model);
 }

@@ -50,7 +50,7 @@ const char *MHD_lookup_connection_value(struct MHD_Connection *connection,
 
 /* --- faults ----------------------------------------------------------------------------------- */
 
-static void each_error_has_its_status(void **state)
+TEST(each_error_has_its_status)
 {
     static const struct {
         int rc, status;
@@ -98,7 +98,7 @@ static int page(const char *wants_limit, const char *wants_order, struct items_p
     return keep_page(&c, 20, p, f);
 }
 
-static void a_page_has_a_limit_and_an_order(void **state)
+TEST(a_page_has_a_limit_and_an_order)
 {
     struct items_page p;
     struct fault f;
@@ -125,7 +125,7 @@ static void a_page_has_a_limit_and_an_order(void **state)
     assert_string_equal(f.param, "order");
 }
 
-static void a_path_is_cut_at_its_first_slash(void **state)
+TEST(a_path_is_cut_at_its_first_slash)
 {
     char two[] = "conv_1/items/7", one[] = "conv_1", ends[] = "conv_1/";
     assert_string_equal(keep_split(two), "items/7");
@@ -138,7 +138,7 @@ static void a_path_is_cut_at_its_first_slash(void **state)
 
 /* --- times to live ---------------------------------------------------------------------------- */
 
-static void a_time_to_live_is_digits_within_its_bound(void **state)
+TEST(a_time_to_live_is_digits_within_its_bound)
 {
     char most[24], more[24];
     snprintf(most, sizeof most, "%lld", (long long)HCACHE_MAX_CACHE_TTL_S);
@@ -171,7 +171,7 @@ static size_t tidy(struct server *s, int64_t by_s)
 
 /* Setting the clock by at least a minute is logged once. A smaller change is not logged. While no
  * model is loaded, nothing else is tidied. */
-static void a_clock_that_is_set_is_logged_once(void **state)
+TEST(a_clock_that_is_set_is_logged_once)
 {
     static struct server s;
     static const struct {
@@ -248,7 +248,7 @@ static uint64_t n_chunks(struct server *s)
 }
 
 /* Idle chunks are searched sixteen times within their time, and are evicted behind it. */
-static void idle_chunks_are_evicted_at_their_time(void **state)
+TEST(idle_chunks_are_evicted_at_their_time)
 {
     static struct server s;
     open_server(&s);
@@ -277,7 +277,7 @@ static void idle_chunks_are_evicted_at_their_time(void **state)
     close_server(&s);
 }
 
-static void expired_chunks_are_evicted(void **state)
+TEST(expired_chunks_are_evicted)
 {
     static struct server s;
     open_server(&s);
@@ -293,7 +293,7 @@ static void expired_chunks_are_evicted(void **state)
 }
 
 /* The advice is made at once, and again only after a thousand times the time that it took. */
-static void the_advice_is_made_now_and_then(void **state)
+TEST(the_advice_is_made_now_and_then)
 {
     static struct server s;
     open_server(&s);
@@ -344,7 +344,7 @@ static int n_doomed(struct server *s)
 }
 
 /* The chunks of an erased turn are erased, but those that other contexts continue stay. */
-static void the_chunks_of_erased_turns_are_erased(void **state)
+TEST(the_chunks_of_erased_turns_are_erased)
 {
     static struct server s;
     struct conversations *c = NULL;
@@ -389,20 +389,4 @@ static void the_chunks_of_erased_turns_are_erased(void **state)
     assert_int_equal(n_doomed(&s), 0);
     conversations_close(c);
     close_server(&s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_error_has_its_status),
-        cmocka_unit_test(a_page_has_a_limit_and_an_order),
-        cmocka_unit_test(a_path_is_cut_at_its_first_slash),
-        cmocka_unit_test(a_time_to_live_is_digits_within_its_bound),
-        cmocka_unit_test(a_clock_that_is_set_is_logged_once),
-        cmocka_unit_test(idle_chunks_are_evicted_at_their_time),
-        cmocka_unit_test(expired_chunks_are_evicted),
-        cmocka_unit_test(the_advice_is_made_now_and_then),
-        cmocka_unit_test(the_chunks_of_erased_turns_are_erased),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -288,7 +288,7 @@ static const char *type_of(const char *text, const char *family)
 
 /* --- what is written -------------------------------------------------------------------------- */
 
-static void each_counter_has_its_line(void **state)
+TEST(each_counter_has_its_line)
 {
     struct textbuf b = {0};
     metrics_of_engine(&b, &stats, &saved, IDLE_S);
@@ -307,7 +307,7 @@ static void each_counter_has_its_line(void **state)
 }
 
 /* Each bucket counts all values up to its bound. */
-static void histograms_add_up(void **state)
+TEST(histograms_add_up)
 {
     static const char *const names[] = {"queue_seconds", "ttft_seconds", "tbt_seconds",
                                         "restore_seconds", "restore_predicted_seconds"};
@@ -352,7 +352,7 @@ static void histograms_add_up(void **state)
 }
 
 /* If there are no copies, no remote or no store, their metrics are missing or 0. */
-static void parts_that_do_not_exist(void **state)
+TEST(parts_that_do_not_exist)
 {
     struct hcache_stats st = stats;
     struct hcache_cache_stats k = saved;
@@ -377,7 +377,7 @@ static void parts_that_do_not_exist(void **state)
     textbuf_free(&b);
 }
 
-static void the_advice_has_a_line_for_each_time(void **state)
+TEST(the_advice_has_a_line_for_each_time)
 {
     const struct hcache_advice a[HCACHE_ADVICES] = {{"hour", 3600, 1, 6},
                                                     {"day", 86400, 2, 7},
@@ -400,7 +400,7 @@ static void the_advice_has_a_line_for_each_time(void **state)
     textbuf_free(&b);
 }
 
-static void a_tenant_sees_its_own_counters(void **state)
+TEST(a_tenant_sees_its_own_counters)
 {
     static const struct tenant_counts t = {.n_http = 1,
                                            .n_open = 2,
@@ -434,16 +434,4 @@ static void a_tenant_sees_its_own_counters(void **state)
         assert_sample(b.p, rows[i].name, rows[i].value);
     assert_int_equal(count_samples(b.p), N);
     textbuf_free(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_counter_has_its_line),
-        cmocka_unit_test(histograms_add_up),
-        cmocka_unit_test(parts_that_do_not_exist),
-        cmocka_unit_test(the_advice_has_a_line_for_each_time),
-        cmocka_unit_test(a_tenant_sees_its_own_counters),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,7 +43,7 @@ static int origin_status(const struct origin_rules *r, const char *host, const c
     return status;
 }
 
-static void a_name_of_others_is_refused(void **state)
+TEST(a_name_of_others_is_refused)
 {
     static const char *const good[] = {"127.0.0.1",
                                        "127.0.0.1:8080",
@@ -104,7 +104,7 @@ static void a_name_of_others_is_refused(void **state)
         assert_int_equal(host_status(&none, bad[i]), 403);
 }
 
-static void allowed_hosts_are_names_in_any_spelling(void **state)
+TEST(allowed_hosts_are_names_in_any_spelling)
 {
     assert_int_equal(host_status(&some, "chat.example:8080"), 0);
     assert_int_equal(host_status(&some, "CHAT.example."), 0);
@@ -115,7 +115,7 @@ static void allowed_hosts_are_names_in_any_spelling(void **state)
 }
 
 /* With keys a page that rebinds a name cannot ask; without, only this machine's names are safe. */
-static void every_name_is_allowed_where_a_key_is_needed(void **state)
+TEST(every_name_is_allowed_where_a_key_is_needed)
 {
     const struct origin_rules keys = {.any_host = true}, own = {.own_host = "Nas"},
                               unknown = {.own_host = ""};
@@ -128,7 +128,7 @@ static void every_name_is_allowed_where_a_key_is_needed(void **state)
     assert_int_equal(host_status(&unknown, ""), 403);
 }
 
-static void there_is_one_host(void **state)
+TEST(there_is_one_host)
 {
     const char *allowed;
     const struct header two[] = {{"Host", "localhost"}, {"HOST", "localhost"}, {0}};
@@ -140,7 +140,7 @@ static void there_is_one_host(void **state)
     assert_int_equal(status_of(&none, page_without, false, &allowed), 403);
 }
 
-static void the_own_page_may_ask_and_no_other(void **state)
+TEST(the_own_page_may_ask_and_no_other)
 {
     static const struct {
         int status;
@@ -173,7 +173,7 @@ static void the_own_page_may_ask_and_no_other(void **state)
                          cases[i].status);
 }
 
-static void an_allowed_origin_is_named_in_the_answer(void **state)
+TEST(an_allowed_origin_is_named_in_the_answer)
 {
     static const char *const all[] = {"*"}, *const null[] = {"null"};
     const struct origin_rules any = {.origins = all, .n_origins = 1},
@@ -218,7 +218,7 @@ static int site_status(const char *site, const char *mode, const char *dest, boo
     return status_of(&some, h, is_page, &allowed);
 }
 
-static void other_sites_may_only_link_to_the_page(void **state)
+TEST(other_sites_may_only_link_to_the_page)
 {
     assert_int_equal(site_status("same-origin", "cors", "empty", false), 0);
     assert_int_equal(site_status("none", "navigate", "document", false), 0);
@@ -244,7 +244,7 @@ static int type_status(const char *page_header, const char *length, const char *
     return status_of(&none, h, false, &allowed);
 }
 
-static void a_page_sends_json(void **state)
+TEST(a_page_sends_json)
 {
     static const char *const json[] = {"application/json",
                                        "Application/JSON; charset=utf-8",
@@ -315,7 +315,7 @@ static int rules_of(const char *host, const char *origin)
     return rc;
 }
 
-static void a_rule_that_can_never_match_is_an_error(void **state)
+TEST(a_rule_that_can_never_match_is_an_error)
 {
     static const char *const good[] = {
         "*", "null", "http://a", "https://a.example:8443", "http://[::1]:3000", "app://x"};
@@ -330,20 +330,4 @@ static void a_rule_that_can_never_match_is_an_error(void **state)
     assert_int_equal(rules_of("hcache.example:8080", NULL), ERR_USAGE);
     assert_int_equal(rules_of("http://hcache.example", NULL), ERR_USAGE);
     assert_int_equal(rules_of("*", NULL), ERR_USAGE);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_name_of_others_is_refused),
-        cmocka_unit_test(allowed_hosts_are_names_in_any_spelling),
-        cmocka_unit_test(every_name_is_allowed_where_a_key_is_needed),
-        cmocka_unit_test(there_is_one_host),
-        cmocka_unit_test(the_own_page_may_ask_and_no_other),
-        cmocka_unit_test(an_allowed_origin_is_named_in_the_answer),
-        cmocka_unit_test(other_sites_may_only_link_to_the_page),
-        cmocka_unit_test(a_page_sends_json),
-        cmocka_unit_test(a_rule_that_can_never_match_is_an_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 
 #include "server/tenants.h"
 
-static void an_answer_is_counted_for_its_key_alone(void **state)
+TEST(an_answer_is_counted_for_its_key_alone)
 {
     struct tenants *t;
     struct tenant_counts c, none = {0};
@@ -41,7 +41,7 @@ static void an_answer_is_counted_for_its_key_alone(void **state)
 
 /* Tokens whose state is on the device are not restored. A request without a result counts only as
  * ended. */
-static void only_restored_tokens_make_a_restore(void **state)
+TEST(only_restored_tokens_make_a_restore)
 {
     struct tenants *t;
     struct tenant_counts c;
@@ -64,13 +64,4 @@ static void only_restored_tokens_make_a_restore(void **state)
     assert_int_equal(c.computed_tokens, 36);
     tenants_destroy(t);
     tenants_destroy(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_answer_is_counted_for_its_key_alone),
-        cmocka_unit_test(only_restored_tokens_make_a_restore),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,7 +117,7 @@ static void assert_ends_in(const struct connection *c, int seconds)
     assert_true(is_shut(c));
 }
 
-static void each_state_has_its_deadline(void **state)
+TEST_WITH(each_state_has_its_deadline, open_watcher, close_watcher)
 {
     for (int i = 0; i < 3; i++) {
         struct connection c;
@@ -132,7 +132,7 @@ static void each_state_has_its_deadline(void **state)
     }
 }
 
-static void an_answer_has_none(void **state)
+TEST_WITH(an_answer_has_none, open_watcher, close_watcher)
 {
     struct connection c, never;
     begin(&c, 10);
@@ -151,7 +151,7 @@ static void an_answer_has_none(void **state)
 /* While at most six of the PLACES places are taken, connections have their full time. If more are
  * taken, a connection that sends no request is closed sooner. A connection that is being answered
  * stays. */
-static void short_places_close_connections_sooner(void **state)
+TEST_WITH(short_places_close_connections_sooner, open_watcher, close_watcher)
 {
     for (int n = 5; n <= 6; n++) { /* look() takes one more place */
         for (int idle = 0; idle < 2; idle++) {
@@ -176,7 +176,7 @@ static void short_places_close_connections_sooner(void **state)
     }
 }
 
-static void no_place_is_no_watch(void **state)
+TEST_WITH(no_place_is_no_watch, open_watcher, close_watcher)
 {
     struct connection c[PLACES + 1];
     for (int i = 0; i <= PLACES; i++) {
@@ -197,7 +197,7 @@ static void no_place_is_no_watch(void **state)
 
 /* --- clients that go -------------------------------------------------------------------------- */
 
-static void a_client_that_has_gone_is_told_once(void **state)
+TEST_WITH(a_client_that_has_gone_is_told_once, open_watcher, close_watcher)
 {
     struct connection c, silent;
     begin(&c, 0);
@@ -227,7 +227,7 @@ static void a_client_that_has_gone_is_told_once(void **state)
 
 /* --- alarms ----------------------------------------------------------------------------------- */
 
-static void an_alarm_rings_once_at_its_time(void **state)
+TEST_WITH(an_alarm_rings_once_at_its_time, open_watcher, close_watcher)
 {
     struct connection c, none, ended;
     begin(&c, 0);
@@ -256,7 +256,7 @@ static void an_alarm_rings_once_at_its_time(void **state)
 
 /* When the server ends, alarms ring at once: those that were set before, and those that are set
  * later. */
-static void all_alarms_ring_at_the_end(void **state)
+TEST_WITH(all_alarms_ring_at_the_end, open_watcher, close_watcher)
 {
     struct connection c;
     begin(&c, 0);
@@ -269,20 +269,4 @@ static void all_alarms_ring_at_the_end(void **state)
     assert_int_equal(atomic_load(&c.n_alarms), 2);
     assert_false(is_shut(&c));
     end(&c);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, open_watcher, close_watcher)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(each_state_has_its_deadline),
-        CASE(an_answer_has_none),
-        CASE(short_places_close_connections_sooner),
-        CASE(no_place_is_no_watch),
-        CASE(a_client_that_has_gone_is_told_once),
-        CASE(an_alarm_rings_once_at_its_time),
-        CASE(all_alarms_ring_at_the_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -91,7 +91,7 @@ static struct worker *start(int max_calls)
 }
 
 /* Large bodies that take forever leave threads for smaller bodies. */
-static void large_bodies_hold_up_no_smaller_ones(void **state)
+TEST(large_bodies_hold_up_no_smaller_ones)
 {
     struct worker *w = start(100);
     struct call large[3], medium[3], small[3], one_more;
@@ -125,7 +125,7 @@ static void large_bodies_hold_up_no_smaller_ones(void **state)
     deinit(small, 3);
 }
 
-static void it_refuses_more_than_it_may_hold(void **state)
+TEST(it_refuses_more_than_it_may_hold)
 {
     struct worker *w = start(2);
     struct call c[4];
@@ -143,7 +143,7 @@ static void it_refuses_more_than_it_may_hold(void **state)
 }
 
 /* At the end, all accepted calls are answered. A call that comes later still runs. */
-static void nothing_is_lost_at_the_end(void **state)
+TEST(nothing_is_lost_at_the_end)
 {
     struct worker *w = start(100);
     struct call held, c[20];
@@ -175,7 +175,7 @@ static void note(void *arg)
 }
 
 /* Jobs are run in the order of their arrival, and as many as there are. */
-static void jobs_keep_their_order(void **state)
+TEST(jobs_keep_their_order)
 {
     static int number[20];
     struct worker *w = start(1);
@@ -200,7 +200,7 @@ static void jobs_keep_their_order(void **state)
 }
 
 /* One key's calls fill the queue; another key's few still have a place. */
-static void a_key_has_a_share_of_the_queue(void **state)
+TEST(a_key_has_a_share_of_the_queue)
 {
     static const char a[] = "a", b[] = "b";
     const struct worker_thread_opts one = {.max_bytes = SIZE_MAX};
@@ -234,7 +234,7 @@ static void look_at_priority(void *arg)
     *(int *)arg = getpriority(PRIO_PROCESS, (id_t)gettid());
 }
 
-static void a_thread_has_its_priority(void **state)
+TEST(a_thread_has_its_priority)
 {
     for (int nice = 0; nice < 8; nice += 7) {
         const struct worker_thread_opts one = {.max_bytes = SIZE_MAX, .nice = nice};
@@ -277,7 +277,7 @@ static void tidy(void *arg)
 }
 
 /* Tidies at the start, and then once in each period, also if there are jobs all the time. */
-static void it_tidies_once_in_a_period(void **state)
+TEST(it_tidies_once_in_a_period)
 {
     enum { PERIOD_S = 3600, SLACK_S = 300 };
     struct worker *w;
@@ -304,18 +304,4 @@ static void it_tidies_once_in_a_period(void **state)
     }
     worker_destroy(w);
     assert_int_equal(n_tidied, 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_bodies_hold_up_no_smaller_ones),
-        cmocka_unit_test(it_refuses_more_than_it_may_hold),
-        cmocka_unit_test(nothing_is_lost_at_the_end),
-        cmocka_unit_test(jobs_keep_their_order),
-        cmocka_unit_test(a_key_has_a_share_of_the_queue),
-        cmocka_unit_test(a_thread_has_its_priority),
-        cmocka_unit_test(it_tidies_once_in_a_period),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -103,7 +103,7 @@ static void expect(const char *family, const char *text, const char *want)
     expect_with(&s, "assistant\n", tools, text, want);
 }
 
-static void each_family_is_read(void **state)
+TEST(each_family_is_read)
 {
     static const struct {
         const char *family, *text, *want;
@@ -221,7 +221,7 @@ static void each_family_is_read(void **state)
 }
 
 /* What is no call stays text, and takes no other call with it. */
-static void mistakes_stay_text(void **state)
+TEST(mistakes_stay_text)
 {
 #define GOOD "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>"
     static const char *const bad[] = {
@@ -267,7 +267,7 @@ static void mistakes_stay_text(void **state)
 }
 
 /* Tags inside an argument are not tags. */
-static void arguments_may_quote_tags(void **state)
+TEST(arguments_may_quote_tags)
 {
     expect("hermes",
            "<tool_call>{\"name\":\"f\",\"arguments\":{\"a\":\"</"
@@ -288,7 +288,7 @@ static void arguments_may_quote_tags(void **state)
            "f({\"a\":[{},[1,\"]\"]]})");
 }
 
-static void thoughts_are_apart(void **state)
+TEST(thoughts_are_apart)
 {
     const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "a\n", tools, "<think>\nHm <tool_call>.\n</think>\n\n" GOOD "x",
@@ -310,7 +310,7 @@ static void thoughts_are_apart(void **state)
 }
 
 /* Without offered tools nothing is a call. */
-static void nobody_offered_is_text(void **state)
+TEST(nobody_offered_is_text)
 {
     const struct answer_syntax s = {row("hermes"), thought_syntaxes[0], NULL};
     expect_with(&s, "", NULL, GOOD " \n", GOOD " \n");
@@ -318,10 +318,5 @@ static void nobody_offered_is_text(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_family_is_read),      cmocka_unit_test(mistakes_stay_text),
-        cmocka_unit_test(arguments_may_quote_tags), cmocka_unit_test(thoughts_are_apart),
-        cmocka_unit_test(nobody_offered_is_text),
-    };
-    return cmocka_run_group_tests(tests, open_tools, close_tools);
+    return unit_run(open_tools, close_tools);
 }

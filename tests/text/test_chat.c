@@ -238,7 +238,7 @@ static bool as_expected(const char *source, const struct json *talk, const struc
     return good;
 }
 
-static void test_golden(void **state)
+TEST(test_golden)
 {
     struct json *golden = read_json("tests/model/golden/chat.json");
     const struct json *chats = json_member(golden, "chats");
@@ -299,7 +299,7 @@ static void expect(const char *source, const char *messages, const char *tools, 
     chat_close(t);
 }
 
-static void test_content(void **state)
+TEST(test_content)
 {
     const char *parts =
         "[{\"role\": \"user\", \"content\": [{\"type\": \"text\", \"text\": \"a\"},"
@@ -317,7 +317,7 @@ static void test_content(void **state)
            "[{\"role\": \"user\", \"content\": \"x\", \"name\": \"n\"}][]");
 }
 
-static void test_arguments(void **state)
+TEST(test_arguments)
 {
 #define CALL(arguments)                                                                    \
     "[{\"role\": \"assistant\", \"content\": \"\", \"tool_calls\": [{\"id\": \"1\", "      \
@@ -339,7 +339,7 @@ static void test_arguments(void **state)
 
 /* Templates that accept tool calls in only one form. The template that tests `content is none`
  * leaves out the call of a message whose content is "", as well-known templates do. */
-static void test_calls(void **state)
+TEST(test_calls)
 {
 #define CALLS_OF(content, call)                                                            \
     "{% for m in messages %}{% if m.role == 'user' %}U{{ m.content }}{% elif " content     \
@@ -386,7 +386,7 @@ static void test_calls(void **state)
 }
 
 /* The syntax of answers is the one that the template renders. */
-static void test_syntax(void **state)
+TEST(test_syntax)
 {
 #define TURN(call)                                                                         \
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ "   \
@@ -435,7 +435,7 @@ static void test_syntax(void **state)
     chat_close(t);
 }
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     expect(SHOW, "[]", NULL, ERR_USAGE,
            "messages must be an array with at least one message");
@@ -470,7 +470,7 @@ static void test_refusals(void **state)
     assert_null(t);
 }
 
-static void test_kwargs(void **state)
+TEST(test_kwargs)
 {
     struct chat_template *t = open_template(
         "{{ bos_token }}{{ eos_token }}{{ flag }}"
@@ -494,7 +494,7 @@ static void test_kwargs(void **state)
     chat_close(t);
 }
 
-static void test_turns(void **state)
+TEST(test_turns)
 {
     struct chat_template *t = open_template(
         "{{ bos_token }}{% for m in messages %}{{ m.role }}: "
@@ -524,7 +524,7 @@ static void expect_abilities(const char *source, bool parts, bool tools, bool sy
     chat_close(t);
 }
 
-static void test_abilities(void **state)
+TEST(test_abilities)
 {
     struct json *golden = read_json("tests/model/golden/chat.json");
     const struct json *t = json_member(golden, "templates");
@@ -543,7 +543,7 @@ static void test_abilities(void **state)
 }
 
 /* Each part's text stands on a line of its own, whatever bytes it has. */
-static void test_joined_parts(void **state)
+TEST(test_joined_parts)
 {
 #define PART(text)    "{\"type\": \"text\", \"text\": \"" text "\"}"
 #define USER(content) "[{\"role\": \"user\", \"content\": " content "}]"
@@ -563,7 +563,7 @@ static void test_joined_parts(void **state)
 }
 
 /* Members keep their order; those that are null and empty lists of calls are left out. */
-static void test_members_of_a_message(void **state)
+TEST(test_members_of_a_message)
 {
     static const char show[] = "{{ messages | tojson }}";
     expect(show,
@@ -607,7 +607,7 @@ static char *rendered(const char *source, const char *messages, const char *tool
 
 /* A mark is where the text from messages behind it begins, also in a message that was joined from
  * both sides of the mark, or that moved in front of it. */
-static void test_marks(void **state)
+TEST(test_marks)
 {
 #define ONE_SYSTEM                                                                         \
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"                \
@@ -679,7 +679,7 @@ static void test_marks(void **state)
 }
 
 /* A member that the prompt does not show is named, unless it says nothing or only repeats. */
-static void test_unshown_members(void **state)
+TEST(test_unshown_members)
 {
     static const char talk[] =
         "[{\"role\": \"system\", \"content\": \"s\", \"name\": \"n\"},"
@@ -729,7 +729,7 @@ static void test_unshown_members(void **state)
 }
 
 /* Results stand in the order of their calls, with the tools' names. */
-static void test_results_in_order(void **state)
+TEST(test_results_in_order)
 {
     static const char talk[] =
         "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
@@ -743,7 +743,7 @@ static void test_results_in_order(void **state)
 }
 
 /* A template that takes one call at a time (Llama 3) gets a message for each, with its result. */
-static void test_single_calls(void **state)
+TEST(test_single_calls)
 {
     static const char source[] = "{% for m in messages %}{% if m.tool_calls is defined "
                                  "%}{% if m.tool_calls | length != 1 %}"
@@ -765,7 +765,7 @@ static void test_single_calls(void **state)
 
 /* A template that shows neither tools, calls nor results: the model gets all of them as text, and
  * may get the tags as special tokens. */
-static void test_written_calls(void **state)
+TEST(test_written_calls)
 {
     static const char talk[] = "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": "
                                "\"assistant\", \"content\": \"said\","
@@ -822,7 +822,7 @@ static void test_written_calls(void **state)
 }
 
 /* Calls are written as the model's own tags want them, and can be read back. */
-static void test_written_forms(void **state)
+TEST(test_written_forms)
 {
     static const struct {
         const char *source, *tokens, *text;
@@ -877,7 +877,7 @@ static void test_written_forms(void **state)
 
 /* A template that counts roles, and shows calls or text, but not both: text and calls of a loop go
  * into one message (Mistral Nemo). */
-static void test_loops_beside_text(void **state)
+TEST(test_loops_beside_text)
 {
     static const char source[] =
         "{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(i=0) %}"
@@ -933,7 +933,7 @@ static void expect_request(const char *kwargs, const char *tools, int rc, const 
     chat_close(t);
 }
 
-static void test_requests(void **state)
+TEST(test_requests)
 {
     expect_request("{\"x\": 5}", "null", 0, "False 5 True True");
     expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True False");
@@ -953,7 +953,7 @@ static void test_requests(void **state)
 }
 
 /* Bytes of a message are foreign, except for a known role, which may make a template's marker. */
-static void test_which_bytes_are_foreign(void **state)
+TEST(test_which_bytes_are_foreign)
 {
     static const char *const known[] = {"system",    "developer",   "user",
                                         "assistant", "tool",        "function",
@@ -985,31 +985,4 @@ static void test_which_bytes_are_foreign(void **state)
     }
     chat_close(t);
     chat_close(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_content),
-        cmocka_unit_test(test_arguments),
-        cmocka_unit_test(test_calls),
-        cmocka_unit_test(test_syntax),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_kwargs),
-        cmocka_unit_test(test_turns),
-        cmocka_unit_test(test_abilities),
-        cmocka_unit_test(test_golden),
-        cmocka_unit_test(test_joined_parts),
-        cmocka_unit_test(test_members_of_a_message),
-        cmocka_unit_test(test_marks),
-        cmocka_unit_test(test_unshown_members),
-        cmocka_unit_test(test_results_in_order),
-        cmocka_unit_test(test_single_calls),
-        cmocka_unit_test(test_written_calls),
-        cmocka_unit_test(test_written_forms),
-        cmocka_unit_test(test_loops_beside_text),
-        cmocka_unit_test(test_requests),
-        cmocka_unit_test(test_which_bytes_are_foreign),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

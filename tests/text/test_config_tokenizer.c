@@ -66,7 +66,7 @@ static void expect(const char *config, const char *want)
 
 /* --- tokens ------------------------------------------------------------------------------- */
 
-static void test_order_of_named_tokens(void **state)
+TEST(test_order_of_named_tokens)
 {
     expect("{}", "| ");
     expect("{\"mask_token\": \"M\", \"cls_token\": \"C\", \"pad_token\": \"P\","
@@ -89,7 +89,7 @@ static void test_order_of_named_tokens(void **state)
     expect("{\"bos_token\": null, \"eos_token\": \"A\"}", "A:s | ");
 }
 
-static void test_lists_follow_the_names(void **state)
+TEST(test_lists_follow_the_names)
 {
     expect("{\"bos_token\": \"B\", \"additional_special_tokens\": [\"X\", \"B\", \"Y\"]}",
            "B:s | X:s Y:s ");
@@ -106,7 +106,7 @@ static void test_lists_follow_the_names(void **state)
            "integer");
 }
 
-static void test_flags(void **state)
+TEST(test_flags)
 {
     /* a named token is special, and then it is not normalised */
     expect("{\"bos_token\": {\"content\": \"B\", \"special\": false}}", "B:s | ");
@@ -134,7 +134,7 @@ static void test_flags(void **state)
     refuse("{\"extra_special_tokens\": {\"x\": [1]}}", ERR_FORMAT, "'x' must be a token's");
 }
 
-static void test_names_of_three_tokens(void **state)
+TEST(test_names_of_three_tokens)
 {
     struct tokenizer_config c = parse(
         "{\"bos_token\": \"B\", \"eos_token\": {\"content\": \"E\"}, \"unk_token\": \"\"}");
@@ -153,7 +153,7 @@ static void test_names_of_three_tokens(void **state)
 
 /* --- the list of added tokens ------------------------------------------------------------- */
 
-static void test_added_tokens_are_listed_by_id(void **state)
+TEST(test_added_tokens_are_listed_by_id)
 {
     struct tokenizer_config c = parse(
         "{\"added_tokens_decoder\": {\"10\": {\"content\": \"X\", \"special\": true},"
@@ -210,7 +210,7 @@ static void test_added_tokens_are_listed_by_id(void **state)
 
 /* --- switches and templates --------------------------------------------------------------- */
 
-static void test_switches(void **state)
+TEST(test_switches)
 {
     static const struct {
         const char *text;
@@ -237,7 +237,7 @@ static void test_switches(void **state)
     assert_int_equal(c.add_eos_token, -1);
 }
 
-static void test_which_template(void **state)
+TEST(test_which_template)
 {
     static const struct {
         const char *text, *want;
@@ -294,7 +294,7 @@ static void expect_load_error(int code, const char *message)
     tokenizer_config_deinit(&c);
 }
 
-static void test_files_of_a_folder(void **state)
+TEST(test_files_of_a_folder)
 {
     struct tokenizer_config c;
     struct err e = {0};
@@ -339,19 +339,4 @@ static void test_files_of_a_folder(void **state)
     assert_int_equal(mkfifo(path, 0600), 0);
     expect_load_error(ERR_FORMAT, "/chat_template.jinja: not a regular file");
     tempdir_remove(dir);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order_of_named_tokens),
-        cmocka_unit_test(test_lists_follow_the_names),
-        cmocka_unit_test(test_flags),
-        cmocka_unit_test(test_names_of_three_tokens),
-        cmocka_unit_test(test_added_tokens_are_listed_by_id),
-        cmocka_unit_test(test_switches),
-        cmocka_unit_test(test_which_template),
-        cmocka_unit_test(test_files_of_a_folder),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

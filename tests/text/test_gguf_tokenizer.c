@@ -125,7 +125,7 @@ static void begin_llama(struct gguf_bytes *f)
 
 /* Each name of a pre-tokenizer has its steps. s: a pattern; b: bytes; B: GPT-2's pattern, then
  * bytes; d: digits one by one; D: runs of digits; p: runs of punctuation. */
-static void a_pre_tokenizer_has_its_steps(void **state)
+TEST(a_pre_tokenizer_has_its_steps)
 {
     static const struct {
         const char *name, *steps;
@@ -193,7 +193,7 @@ static void a_pre_tokenizer_has_its_steps(void **state)
 
 /* Control tokens are special, and a user's text never becomes them. Tokens that a user defines are
  * matched in text. Unused ones and bytes are neither matched nor made. */
-static void tokens_have_the_rights_of_their_type(void **state)
+TEST(tokens_have_the_rights_of_their_type)
 {
     static struct gguf_bytes f;
     struct tokenizer_json t;
@@ -218,7 +218,7 @@ static void tokens_have_the_rights_of_their_type(void **state)
 }
 
 /* Special tokens of Phi-3 absorb the blanks after them, but not those that begin or end texts. */
-static void the_special_tokens_of_phi3_absorb_blanks(void **state)
+TEST(the_special_tokens_of_phi3_absorb_blanks)
 {
     static const char *const names[] = {"Phi-3 mini", "my PHI3", "phi-2"};
     static struct gguf_bytes f;
@@ -237,7 +237,7 @@ static void the_special_tokens_of_phi3_absorb_blanks(void **state)
 
 /* Two switches decide which tokens are put around a text. A token that the file lacks is left
  * out. */
-static void switches_decide_what_is_around_a_text(void **state)
+TEST(switches_decide_what_is_around_a_text)
 {
     static struct gguf_bytes f;
     for (int i = 0; i < 48; i++) {
@@ -263,7 +263,7 @@ static void switches_decide_what_is_around_a_text(void **state)
 
 /* --- SentencePiece's BPE -------------------------------------------------------------------- */
 
-static void a_llama_tokenizer_has_scores_and_blanks(void **state)
+TEST(a_llama_tokenizer_has_scores_and_blanks)
 {
     static struct gguf_bytes f;
     for (int prefix = 0; prefix < 2; prefix++) {
@@ -297,7 +297,7 @@ static void a_llama_tokenizer_has_scores_and_blanks(void **state)
 }
 
 /* With a token for each of the 256 bytes, unknown text becomes bytes. */
-static void all_bytes_are_a_fallback(void **state)
+TEST(all_bytes_are_a_fallback)
 {
     static struct gguf_bytes f;
     for (int missing = 0; missing < 2; missing++) {
@@ -399,7 +399,7 @@ static void make_bad(struct gguf_bytes *f, enum bad bad)
     }
 }
 
-static void what_is_not_understood_is_refused_by_name(void **state)
+TEST(what_is_not_understood_is_refused_by_name)
 {
     static const struct {
         int rc;
@@ -436,7 +436,7 @@ static void what_is_not_understood_is_refused_by_name(void **state)
 
 /* A token that ends a turn by its text is a control token, also if the file calls it ordinary text
  * or names no types. */
-static void an_end_of_turns_is_a_control_token(void **state)
+TEST(an_end_of_turns_is_a_control_token)
 {
     static const char *const ends[] = {"<|im_end|>", "<|call|>",  "[EOS]",
                                        "<turn|>",    "</s>",      "<|tool_response>",
@@ -463,19 +463,4 @@ static void an_end_of_turns_is_a_control_token(void **state)
         assert_true(t.n_added == 1 && t.added[0].id == 1 && t.added[0].special);
         tokenizer_json_deinit(&t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_pre_tokenizer_has_its_steps),
-        cmocka_unit_test(tokens_have_the_rights_of_their_type),
-        cmocka_unit_test(the_special_tokens_of_phi3_absorb_blanks),
-        cmocka_unit_test(switches_decide_what_is_around_a_text),
-        cmocka_unit_test(a_llama_tokenizer_has_scores_and_blanks),
-        cmocka_unit_test(all_bytes_are_a_fallback),
-        cmocka_unit_test(what_is_not_understood_is_refused_by_name),
-        cmocka_unit_test(an_end_of_turns_is_a_control_token),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

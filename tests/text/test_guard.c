@@ -63,7 +63,7 @@ static int times(const struct tokenizer *t, const char *token, const char *text,
     return found;
 }
 
-static void test_origin(void **state)
+TEST(test_origin)
 {
     struct tokenizer *t = open_dir("models/demo");
     const char *end = "<|end|>";
@@ -82,7 +82,7 @@ static void test_origin(void **state)
     tokenizer_close(t);
 }
 
-static void test_guards_are_needed_by_flag(void **state)
+TEST(test_guards_are_needed_by_flag)
 {
     struct tokenizer *t = open_dir("models/demo");
     struct err err = {0};
@@ -138,7 +138,7 @@ static struct tokenizer *open_changed(const char *folder, const char *from, cons
 }
 
 /* Special tokens that are matched after the normalizer, which inserts and changes bytes. */
-static void test_normalized(void **state)
+TEST(test_normalized)
 {
     struct tokenizer *t = open_changed("llama2-like", "\"normalized\":false",
                                        "\"normalized\":true");
@@ -153,7 +153,7 @@ static void test_normalized(void **state)
 }
 
 /* Markers of roles, like <|x|>, that the tokenizer does not flag as special are protected, too. */
-static void test_markers(void **state)
+TEST(test_markers)
 {
     struct tokenizer *t = open_changed("gpt2-like", "\"special\":true",
                                        "\"special\":false");
@@ -162,15 +162,4 @@ static void test_markers(void **state)
     /* "<tool>" is neither special nor a marker of a role: it is one token in a user's text, too. */
     assert_int_equal(times(t, "<tool>", "a<tool>b", "ffffffff"), 1);
     tokenizer_close(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_origin),
-        cmocka_unit_test(test_guards_are_needed_by_flag),
-        cmocka_unit_test(test_normalized),
-        cmocka_unit_test(test_markers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

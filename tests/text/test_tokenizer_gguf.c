@@ -44,7 +44,7 @@ static struct tokenizer *open_with(struct made_value a, struct made_value b)
         .key = "tokenizer.ggml." name "_token_id", .kind = k, .value = x                   \
     }
 
-static void test_named_tokens(void **state)
+TEST(test_named_tokens)
 {
     struct tokenizer *t = open_with(ID("bos", GGUF_U32, 1), ID("eos", GGUF_U32, 5));
     assert_int_equal(tokenizer_bos(t), 1);
@@ -70,7 +70,7 @@ static void test_named_tokens(void **state)
     }
 }
 
-static void test_templates(void **state)
+TEST(test_templates)
 {
     static const struct {
         const char *text, *want;
@@ -95,7 +95,7 @@ static void test_templates(void **state)
     tokenizer_close(t);
 }
 
-static void test_ids_of_a_text(void **state)
+TEST(test_ids_of_a_text)
 {
     struct tokenizer *t = open_with(NONE, NONE);
     int32_t *ids = NULL;
@@ -123,7 +123,7 @@ static void test_ids_of_a_text(void **state)
     tokenizer_close(NULL);
 }
 
-static void test_files_without_a_tokenizer(void **state)
+TEST(test_files_without_a_tokenizer)
 {
     struct tokenizer *t = NULL;
     struct err e = {0};
@@ -135,11 +135,5 @@ static void test_files_without_a_tokenizer(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_named_tokens),
-        cmocka_unit_test(test_templates),
-        cmocka_unit_test(test_ids_of_a_text),
-        cmocka_unit_test(test_files_without_a_tokenizer),
-    };
-    return cmocka_run_group_tests(tests, made_gguf_setup, made_gguf_teardown);
+    return unit_run(made_gguf_setup, made_gguf_teardown);
 }

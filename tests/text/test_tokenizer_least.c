@@ -60,7 +60,7 @@ static void check(struct tokenizer *t, const char *piece, size_t n, size_t want)
     free(text);
 }
 
-static void the_longest_token_bounds_it(void **state)
+TEST(the_longest_token_bounds_it)
 {
     struct tokenizer *t = make(PLAIN, "", "");
     check(t, "aaaa", 1000, 1000); /* the bound is exact */
@@ -80,7 +80,7 @@ static void the_longest_token_bounds_it(void **state)
     tokenizer_close(t);
 }
 
-static void text_that_a_normalizer_shortens_counts_less(void **state)
+TEST(text_that_a_normalizer_shortens_counts_less)
 {
     struct tokenizer *t = make(
         PLAIN,
@@ -96,7 +96,7 @@ static void text_that_a_normalizer_shortens_counts_less(void **state)
 }
 
 /* Characters that can vanish in any number must not count in the bound. */
-static void characters_that_may_vanish_do_not_count(void **state)
+TEST(characters_that_may_vanish_do_not_count)
 {
     struct tokenizer *t = make(
         PLAIN,
@@ -120,7 +120,7 @@ static void characters_that_may_vanish_do_not_count(void **state)
     tokenizer_close(t);
 }
 
-static void space_that_a_token_swallows_is_not_counted(void **state)
+TEST(space_that_a_token_swallows_is_not_counted)
 {
     struct tokenizer *t = make(PLAIN, "", ADDED("<x>", "true"));
     check(t, " \t\n\xc2\xa0\xe3\x80\x80 <x>", 1000, 750);
@@ -143,7 +143,7 @@ static void expect_ids(const struct tokenizer *t, const char *text, const int32_
 
 /* With fuse_unk each run of unknown bytes or letters is one token, also at the beginning of a text
  * and after a known token. Without it each unknown letter is one token. */
-static void unknown_runs(void **state)
+TEST(unknown_runs)
 {
     static const char *const bytes =
         ", \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
@@ -158,16 +158,4 @@ static void unknown_runs(void **state)
         expect_ids(t, "xyax", (int32_t[]){1, 1, 0, 1}, 4);
         tokenizer_close(t);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_longest_token_bounds_it),
-        cmocka_unit_test(text_that_a_normalizer_shortens_counts_less),
-        cmocka_unit_test(characters_that_may_vanish_do_not_count),
-        cmocka_unit_test(unknown_runs),
-        cmocka_unit_test(space_that_a_token_swallows_is_not_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,7 +43,7 @@ static int count(const struct tokenizer *t, const char *text, size_t n, struct e
 
 /* Tries many limits on the size of an allocation, so that each allocation of the call is denied by
  * some of them. */
-static void a_large_text_fails_alone(void **state)
+TEST(a_large_text_fails_alone)
 {
     static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
                                           SMALL("gpt2-like"),   SMALL("qwen-like"),
@@ -81,7 +81,7 @@ static void a_large_text_fails_alone(void **state)
 }
 
 /* Denies each allocation of a call once. */
-static void no_allocation_is_done_without(void **state)
+TEST(no_allocation_is_done_without)
 {
     static const char *const folders[] = {SMALL("llama2-like"), SMALL("llama2-first"),
                                           SMALL("gpt2-like"),   SMALL("qwen-like"),
@@ -106,7 +106,7 @@ static void no_allocation_is_done_without(void **state)
 }
 
 /* The message names the bytes of the text as the steps before have left it. */
-static void the_message_names_the_bytes(void **state)
+TEST(the_message_names_the_bytes)
 {
     enum { N = 1000 };
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16], text[N];
@@ -140,7 +140,7 @@ static void the_message_names_the_bytes(void **state)
 }
 
 /* Rendering a template with too little memory fails in the same way. */
-static void a_large_render_fails_alone(void **state)
+TEST(a_large_render_fails_alone)
 {
     static const char source[] = "{{ 'x' * 200000 }}";
     struct err err = {0};
@@ -159,15 +159,4 @@ static void a_large_render_fails_alone(void **state)
     assert_int_equal(n, 200000);
     free(text);
     jinja_destroy(t);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_large_text_fails_alone),
-        cmocka_unit_test(no_allocation_is_done_without),
-        cmocka_unit_test(the_message_names_the_bytes),
-        cmocka_unit_test(a_large_render_fails_alone),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
