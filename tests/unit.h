@@ -1,5 +1,5 @@
-/* unit.h - cmocka, behind the headers that it needs, and TEST, with which a test says itself that it
- * is one. The tests of modules include it.
+/* unit.h - cmocka, behind the headers that it needs, and TEST, with which a test says that it is
+ * one. The tests of modules include it.
  *
  *     TEST(a_full_store_evicts)
  *     {

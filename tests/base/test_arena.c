@@ -6,7 +6,7 @@
 #include "base/arena.h"
 #include "base/mem.h"
 
-static void allocations_are_aligned_and_apart(void **state)
+TEST(allocations_are_aligned_and_apart)
 {
     struct arena a;
     assert_int_equal(arena_init(&a, 1 << 20), 0);
@@ -23,7 +23,7 @@ static void allocations_are_aligned_and_apart(void **state)
     assert_null(a.base);
 }
 
-static void the_bound_holds(void **state)
+TEST(the_bound_holds)
 {
     struct arena a;
     assert_int_equal(arena_init(&a, 100), 0);
@@ -37,7 +37,7 @@ static void the_bound_holds(void **state)
     arena_deinit(&a);
 }
 
-static void copies_end_with_a_zero(void **state)
+TEST(copies_end_with_a_zero)
 {
     struct arena a;
     assert_int_equal(arena_init(&a, 4096), 0);
@@ -45,7 +45,7 @@ static void copies_end_with_a_zero(void **state)
     arena_deinit(&a);
 }
 
-static void mapped_memory_is_aligned_and_zero(void **state)
+TEST(mapped_memory_is_aligned_and_zero)
 {
     char *p = mem_map(10000);
     assert_non_null(p);
@@ -54,15 +54,4 @@ static void mapped_memory_is_aligned_and_zero(void **state)
         assert_int_equal(p[i], 0);
     mem_unmap(p, 10000);
     mem_unmap(NULL, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(allocations_are_aligned_and_apart),
-        cmocka_unit_test(the_bound_holds),
-        cmocka_unit_test(copies_end_with_a_zero),
-        cmocka_unit_test(mapped_memory_is_aligned_and_zero),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

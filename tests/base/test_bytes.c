@@ -5,7 +5,7 @@
 
 #include "base/bytes.h"
 
-static void encoding_is_little_endian(void **state)
+TEST(encoding_is_little_endian)
 {
     uint8_t b[8];
     put_u64(b, 0x0123456789abcdefu);
@@ -16,7 +16,7 @@ static void encoding_is_little_endian(void **state)
     assert_int_equal(get_u16(b), 0xcdef);
 }
 
-static void encoding_works_at_odd_addresses(void **state)
+TEST(encoding_works_at_odd_addresses)
 {
     uint8_t b[16];
     for (int i = 0; i < 8; i++) {
@@ -29,7 +29,7 @@ static void encoding_works_at_odd_addresses(void **state)
     }
 }
 
-static void rounding(void **state)
+TEST(rounding)
 {
     assert_int_equal(round_up(0, 4096), 0);
     assert_int_equal(round_up(1, 4096), 4096);
@@ -37,7 +37,7 @@ static void rounding(void **state)
     assert_int_equal(round_up(4097, 4096), 8192);
 }
 
-static void arithmetic_tells_when_it_overflows(void **state)
+TEST(arithmetic_tells_when_it_overflows)
 {
     uint64_t out = 7;
     assert_true(mul_fits(1u << 31, 1u << 31, &out));
@@ -46,15 +46,4 @@ static void arithmetic_tells_when_it_overflows(void **state)
     assert_true(add_fits(UINT64_MAX - 1, 1, &out));
     assert_true(out == UINT64_MAX);
     assert_false(add_fits(UINT64_MAX, 1, &(uint64_t){0}));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(encoding_is_little_endian),
-        cmocka_unit_test(encoding_works_at_odd_addresses),
-        cmocka_unit_test(rounding),
-        cmocka_unit_test(arithmetic_tells_when_it_overflows),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

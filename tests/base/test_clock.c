@@ -36,7 +36,7 @@ static int64_t read_ns(clockid_t id)
     return (int64_t)t.tv_sec * 1000 * MS + t.tv_nsec;
 }
 
-static void the_clock_is_the_monotonic_one(void **state)
+TEST(the_clock_is_the_monotonic_one)
 {
     for (int i = 0; i < 1000; i++) {
         int64_t before = read_ns(CLOCK_MONOTONIC), now = clock_now_ns();
@@ -45,7 +45,7 @@ static void the_clock_is_the_monotonic_one(void **state)
 }
 
 /* The clock is one hour ahead, or two hours behind. Ages and time limits do not change. */
-static void the_wall_clock_does_not_follow_a_clock_that_is_set(void **state)
+TEST(the_wall_clock_does_not_follow_a_clock_that_is_set)
 {
     static const int64_t set[] = {0, 3600, -7200};
     int64_t real_s = read_ns(CLOCK_REALTIME) / (1000 * MS);
@@ -65,7 +65,7 @@ static void on_alarm(int n)
     atomic_fetch_add(&n_signals, 1);
 }
 
-static void a_signal_does_not_shorten_a_sleep(void **state)
+TEST(a_signal_does_not_shorten_a_sleep)
 {
     const struct sigaction interrupts = {.sa_handler = on_alarm};
     const struct itimerval often = {{0, 5000}, {0, 5000}}, never = {0};
@@ -82,7 +82,7 @@ static void a_signal_does_not_shorten_a_sleep(void **state)
     clock_sleep_ns(INT64_MIN);
 }
 
-static void a_timed_wait_uses_the_monotonic_clock(void **state)
+TEST(a_timed_wait_uses_the_monotonic_clock)
 {
     pthread_mutex_t lock;
     pthread_cond_t never;
@@ -112,7 +112,7 @@ static void *burn(void *arg)
     return NULL;
 }
 
-static void test_ran(void **state)
+TEST(test_ran)
 {
     struct clock_cpu before = clock_cpu_now(), now = before;
     int64_t end = clock_now_ns() + 60 * (int64_t)1000000000;
@@ -122,7 +122,7 @@ static void test_ran(void **state)
 }
 
 /* Two threads share one processor, so each of them waits for it. */
-static void test_waited(void **state)
+TEST(test_waited)
 {
     cpu_set_t all, one;
     if (access("/proc/self/schedstat", R_OK) != 0) {
@@ -145,17 +145,4 @@ static void test_waited(void **state)
     pthread_join(t, NULL);
     assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
     assert_true(now.waited_ns - before.waited_ns >= 20000000);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_clock_is_the_monotonic_one),
-        cmocka_unit_test(the_wall_clock_does_not_follow_a_clock_that_is_set),
-        cmocka_unit_test(a_signal_does_not_shorten_a_sleep),
-        cmocka_unit_test(a_timed_wait_uses_the_monotonic_clock),
-        cmocka_unit_test(test_ran),
-        cmocka_unit_test(test_waited),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@
 
 enum { MOST = 4 * 64 + 9, ROOM = MOST + 3 * 64 };
 
-static void every_length_and_alignment(void **state)
+TEST(every_length_and_alignment)
 {
     static uint8_t from[ROOM];
     static _Alignas(64) uint8_t to[ROOM];
@@ -25,12 +25,4 @@ static void every_length_and_alignment(void **state)
                 if (i < 64 + align || i >= 64 + align + n)
                     assert_int_equal(to[i], 0);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_length_and_alignment),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

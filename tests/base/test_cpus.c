@@ -43,7 +43,7 @@ int sched_getaffinity(pid_t pid, size_t n, cpu_set_t *set)
     return -1;
 }
 
-static void quotas(void **state)
+TEST(quotas)
 {
     assert_int_equal(cpus_under_quota(64, 200000, 100000), 2);
     /* two and a half count as three */
@@ -55,7 +55,7 @@ static void quotas(void **state)
     assert_int_equal(cpus_under_quota(8, LLONG_MAX, 1), 8);
 }
 
-static void only_those_it_may_run_on(void **state)
+TEST(only_those_it_may_run_on)
 {
     cpu_set_t all, one;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
@@ -76,7 +76,7 @@ static void only_those_it_may_run_on(void **state)
 }
 
 /* Version 2 of control groups has one file, version 1 has two. Version 2 is asked first. */
-static void a_control_group_limits_the_processors(void **state)
+TEST(a_control_group_limits_the_processors)
 {
     static const struct {
         const char *max, *quota, *period;
@@ -100,14 +100,4 @@ static void a_control_group_limits_the_processors(void **state)
             fail_msg("row %zu: %d of %d", i, n, CPU_COUNT(&all));
     }
     cpu_max = quota_us = period_us = NULL;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(quotas),
-        cmocka_unit_test(only_those_it_may_run_on),
-        cmocka_unit_test(a_control_group_limits_the_processors),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

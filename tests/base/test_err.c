@@ -8,7 +8,7 @@
 #include "base/err.h"
 #include "base/err_sqlite.h"
 
-static void set_returns_the_code(void **state)
+TEST(set_returns_the_code)
 {
     struct err e = {0};
     assert_int_equal(err_set(&e, ERR_CORRUPT, "chunk %d", 7), ERR_CORRUPT);
@@ -17,7 +17,7 @@ static void set_returns_the_code(void **state)
     assert_int_equal(err_set(NULL, -ENOSPC, "%s", "x"), -ENOSPC);
 }
 
-static void wrap_puts_context_in_front(void **state)
+TEST(wrap_puts_context_in_front)
 {
     struct err e = {0};
     err_set(&e, -ENOENT, "a.json: not there");
@@ -26,7 +26,7 @@ static void wrap_puts_context_in_front(void **state)
     assert_int_equal(err_wrap(NULL, "model %s", "m"), ERR_FORMAT);
 }
 
-static void long_messages_are_cut_not_spilled(void **state)
+TEST(long_messages_are_cut_not_spilled)
 {
     struct err e = {0};
     char big[2000];
@@ -45,7 +45,7 @@ static void long_messages_are_cut_not_spilled(void **state)
     assert_string_equal(e.msg + sizeof e.msg - 5, "x: o");
 }
 
-static void every_code_has_a_name(void **state)
+TEST(every_code_has_a_name)
 {
     assert_string_equal(err_name(0), "no error");
     static const char *const names[] = {"ERR_FORMAT",    "ERR_UNSUPPORTED", "ERR_MISMATCH",
@@ -65,7 +65,7 @@ static void every_code_has_a_name(void **state)
 /* The codes in `refused` say that a disk is full or failing, or that files on it may not be
  * written. After one of them the server still sends an answer that it could not keep; after
  * `others` the request fails. */
-static void a_refusing_disk_is_told_from_bugs(void **state)
+TEST(a_refusing_disk_is_told_from_bugs)
 {
     static const int refused[] = {-ENOSPC, -EDQUOT, -EIO, -EROFS, -EACCES, -EPERM};
     static const int others[] = {0, -ENOMEM, -EINVAL, -ENOENT, ERR_CORRUPT, ERR_BUSY};
@@ -77,7 +77,7 @@ static void a_refusing_disk_is_told_from_bugs(void **state)
     assert_true(err_is_of_disk(err_of_sqlite(SQLITE_READONLY_DBMOVED)));
 }
 
-static void codes_of_sqlite_are_ours(void **state)
+TEST(codes_of_sqlite_are_ours)
 {
     static const struct {
         int theirs, ours;
@@ -92,17 +92,4 @@ static void codes_of_sqlite_are_ours(void **state)
                 {SQLITE_IOERR_WRITE, -EIO}};
     for (size_t i = 0; i < sizeof code / sizeof *code; i++)
         assert_int_equal(err_of_sqlite(code[i].theirs), code[i].ours);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(set_returns_the_code),
-        cmocka_unit_test(wrap_puts_context_in_front),
-        cmocka_unit_test(long_messages_are_cut_not_spilled),
-        cmocka_unit_test(every_code_has_a_name),
-        cmocka_unit_test(a_refusing_disk_is_told_from_bugs),
-        cmocka_unit_test(codes_of_sqlite_are_ours),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -96,7 +96,7 @@ static void expect_refusal(read_fn *read_it, const char *path, int code, const c
     assert_non_null(strstr(err.msg, part));
 }
 
-static void files_are_read_within_bounds(void **state)
+TEST(files_are_read_within_bounds)
 {
     read_fn *const both[] = {file_read, file_read_regular};
     for (int i = 0; i < 2; i++) {
@@ -112,7 +112,7 @@ static void files_are_read_within_bounds(void **state)
 enum { LARGE = 300000 };
 
 /* A prompt may come from another program (<(...), /dev/stdin). */
-static void pipes_are_read_where_they_may_be(void **state)
+TEST(pipes_are_read_where_they_may_be)
 {
     int end[2];
     char path[32];
@@ -126,7 +126,7 @@ static void pipes_are_read_where_they_may_be(void **state)
 
 /* The text's memory has one byte more, in which a file that has grown is noticed, and one for the
  * final zero. The size of a pipe is not known: it begins with one byte. */
-static void memory_is_as_large_as_the_file(void **state)
+TEST(memory_is_as_large_as_the_file)
 {
     enum { PIPE = 2 * 1 + 4096 };
     int end[2];
@@ -171,7 +171,7 @@ static int large_pipe(void)
 }
 
 /* The size of a pipe is not known before it is read. A bound of its size lets it in. */
-static void a_large_pipe_is_read_to_its_end(void **state)
+TEST(a_large_pipe_is_read_to_its_end)
 {
     for (size_t most = LARGE + 1; most >= LARGE - 1; most--) {
         struct err err = {0};
@@ -213,7 +213,7 @@ static void on_alarm(int n)
 }
 
 /* A signal interrupts a read of an empty pipe, and a write to a full one. Both go on. */
-static void a_signal_interrupts_no_file(void **state)
+TEST(a_signal_interrupts_no_file)
 {
     const struct sigaction interrupts = {.sa_handler = on_alarm};
     const struct itimerval soon = {.it_value = {0, 20000}};
@@ -253,7 +253,7 @@ static void a_signal_interrupts_no_file(void **state)
 
 /* Nobody writes to the pipe: if the call waited for it, this program would hit the runner's time
  * limit. */
-static void only_files_belong_to_folders(void **state)
+TEST(only_files_belong_to_folders)
 {
     expect_refusal(file_read_regular, at("pipe"), ERR_FORMAT, "not a regular file");
     expect_refusal(file_read_regular, "/dev/zero", ERR_FORMAT, "not a regular file");
@@ -261,7 +261,7 @@ static void only_files_belong_to_folders(void **state)
 }
 
 /* A program without standard input reads its files as descriptor 0. */
-static void a_file_may_be_the_first_descriptor(void **state)
+TEST(a_file_may_be_the_first_descriptor)
 {
     struct err err = {0};
     char *text = NULL;
@@ -283,7 +283,7 @@ static void a_file_may_be_the_first_descriptor(void **state)
 
 /* Bytes are written at the descriptor's position, or at an offset, which leaves the position
  * alone. */
-static void writes_all_bytes(void **state)
+TEST(writes_all_bytes)
 {
     char *text;
     size_t n;
@@ -310,7 +310,7 @@ static void writes_all_bytes(void **state)
 
 /* The file's size is limited to N bytes. The first write() stores N bytes, and the write() of the
  * remaining 5 bytes fails. */
-static void a_part_is_followed_by_the_rest(void **state)
+TEST(a_part_is_followed_by_the_rest)
 {
     enum { N = 1 << 20 };
     struct rlimit old, small;
@@ -334,7 +334,7 @@ static void a_part_is_followed_by_the_rest(void **state)
     free(bytes);
 }
 
-static void a_write_of_nothing_is_a_fault(void **state)
+TEST(a_write_of_nothing_is_a_fault)
 {
     int fd = open(at("nothing"), O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
@@ -347,17 +347,5 @@ static void a_write_of_nothing_is_a_fault(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_read_within_bounds),
-        cmocka_unit_test(pipes_are_read_where_they_may_be),
-        cmocka_unit_test(memory_is_as_large_as_the_file),
-        cmocka_unit_test(a_large_pipe_is_read_to_its_end),
-        cmocka_unit_test(a_signal_interrupts_no_file),
-        cmocka_unit_test(only_files_belong_to_folders),
-        cmocka_unit_test(a_file_may_be_the_first_descriptor),
-        cmocka_unit_test(writes_all_bytes),
-        cmocka_unit_test(a_part_is_followed_by_the_rest),
-        cmocka_unit_test(a_write_of_nothing_is_a_fault),
-    };
-    return cmocka_run_group_tests(tests, setup, tempdir_end);
+    return unit_run(setup, tempdir_end);
 }

@@ -15,7 +15,7 @@ static void assert_digest(struct sha256_ctx *c, const char *want)
 }
 
 /* FIPS 180-2 */
-static void sha256_vectors(void **state)
+TEST(sha256_vectors)
 {
     assert_digest(sha256_begin(),
                   "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
@@ -27,7 +27,7 @@ static void sha256_vectors(void **state)
 
 /* The digest was computed with Python's hashlib. Tag and bytes are hashed in this order, each after
  * its length as 8 little-endian bytes. */
-static void sha256_fields(void **state)
+TEST(sha256_fields)
 {
     struct sha256_ctx *c = sha256_begin();
     sha256_field(c, "a", "bc", 2);
@@ -43,20 +43,20 @@ static struct sha256 two_fields(const char *a, const char *b)
     return sha256_end(c);
 }
 
-static void fields_do_not_run_together(void **state)
+TEST(fields_do_not_run_together)
 {
     struct sha256 x = two_fields("ab", "c"), y = two_fields("a", "bc");
     assert_memory_not_equal(x.b, y.b, 32);
 }
 
 /* The vectors of the xxHash reference, seed 0. */
-static void checksum_vectors(void **state)
+TEST(checksum_vectors)
 {
     assert_true(checksum64("", 0) == 0x2d06800538d394c2u);
     assert_true(checksum64("abc", 3) == 0x78af5f94892f3950u);
 }
 
-static void checksum_sees_every_bit(void **state)
+TEST(checksum_sees_every_bit)
 {
     uint8_t bytes[300];
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -71,7 +71,7 @@ static void checksum_sees_every_bit(void **state)
 }
 
 /* splitmix64's published sequence for seed 0. */
-static void rng_vectors(void **state)
+TEST(rng_vectors)
 {
     struct rng r = {0};
     assert_true(rng_u64(&r) == 0xe220a8397b1dcdafu);
@@ -79,7 +79,7 @@ static void rng_vectors(void **state)
     assert_true(rng_u64(&r) == 0x06c45d188009454fu);
 }
 
-static void rng_stays_in_range_and_is_even(void **state)
+TEST(rng_stays_in_range_and_is_even)
 {
     struct rng r = {.s = 42};
     int seen[7] = {0};
@@ -100,7 +100,7 @@ static void rng_stays_in_range_and_is_even(void **state)
 
 /* checksum64 must leave the upper halves of the vector registers zero: otherwise later SSE code is
  * slow (see checksum64). */
-static void checksum_leaves_no_vector_state(void **state)
+TEST(checksum_leaves_no_vector_state)
 {
 #if defined(__x86_64__)
     if (!__builtin_cpu_supports("avx")) {
@@ -127,19 +127,4 @@ static void checksum_leaves_no_vector_state(void **state)
     print_message("skipped: not x86-64\n");
     skip();
 #endif
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sha256_vectors),
-        cmocka_unit_test(sha256_fields),
-        cmocka_unit_test(fields_do_not_run_together),
-        cmocka_unit_test(checksum_vectors),
-        cmocka_unit_test(checksum_sees_every_bit),
-        cmocka_unit_test(checksum_leaves_no_vector_state),
-        cmocka_unit_test(rng_vectors),
-        cmocka_unit_test(rng_stays_in_range_and_is_even),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,7 +32,7 @@ static void refuse(const char *text, size_t n, const char *part_of_message)
 
 #define REFUSE(text, part) refuse(text, sizeof(text) - 1, part)
 
-static void test_refusals(void **state)
+TEST(test_refusals)
 {
     REFUSE("", "'[' or '{' expected");
     REFUSE("{\"a\": 1", "near end of file");
@@ -47,7 +47,7 @@ static void test_refusals(void **state)
     REFUSE("[1]\0", "end of file expected");
 }
 
-static void test_depth(void **state)
+TEST(test_depth)
 {
     char text[600];
     memset(text, '[', 300);
@@ -78,7 +78,7 @@ static void test_depth(void **state)
     json_free(root);
 }
 
-static void test_getters(void **state)
+TEST(test_getters)
 {
     struct json *o = parse("{\"i\": 7, \"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null,"
                            " \"z\": \"a\\u0000b\", \"a\": [1, 2], \"o\": {\"k\": 2.0}}");
@@ -133,7 +133,7 @@ static void test_getters(void **state)
 
 /* Each getter of an optional member takes its value, leaves the default where it is missing or
  * null, and refuses another type. */
-static void test_optional_members(void **state)
+TEST(test_optional_members)
 {
     struct json *o = parse(
         "{\"r\": 1.5, \"b\": true, \"s\": \"x\", \"n\": null, \"a\": [1],"
@@ -181,7 +181,7 @@ static void test_optional_members(void **state)
 }
 
 /* Every kind has a name for messages. A missing value counts as null. */
-static void test_kinds_have_names(void **state)
+TEST(test_kinds_have_names)
 {
     struct json *o = parse("[null, true, 1, 1.5, \"\", [], {}]");
     static const char *const names[] = {"null",     "a boolean", "an integer", "a number",
@@ -216,7 +216,7 @@ static bool is_refused_without(const char *text, uint64_t n, bool all_after)
 
 /* A parse may fail for lack of memory at any allocation, also in the middle of a token, at its last
  * byte and behind it. It then says so, and leaves nothing. */
-static void test_memory(void **state)
+TEST(test_memory)
 {
     const char *small = "{\"a\": [1, 2.5, \"text\", null], \"b\": {\"c\": \"d\\u00e9\"},"
                         " \"big\": 12345678901234567890, \"e\": true}";
@@ -257,7 +257,7 @@ static void test_memory(void **state)
 }
 
 /* tokenizer_config.json writes "no limit" as 10^30. */
-static void test_huge_integers(void **state)
+TEST(test_huge_integers)
 {
     struct json *o = parse("{\"max\": 1000000000000000019884624838656, \"k\": 12,"
                            " \"odd\": 9007199254740993000}");
@@ -303,7 +303,7 @@ static void test_huge_integers(void **state)
 
 /* An integer beyond 64 bits makes no malformed text valid: no number with a zero in front, and none
  * in place of a name. It makes no text invalid that has a real with many digits. */
-static void test_big_integers_beside_others(void **state)
+TEST(test_big_integers_beside_others)
 {
     static const char *const bad[] = {
         "[00000000000001974782266]", "[18446744073709551615, 01]",
@@ -325,7 +325,7 @@ static void test_big_integers_beside_others(void **state)
 }
 
 /* A double stands for an integer if it holds it exactly: up to 2^53. */
-static void test_reals_that_are_integers(void **state)
+TEST(test_reals_that_are_integers)
 {
     static const struct {
         const char *text;
@@ -355,7 +355,7 @@ static void test_reals_that_are_integers(void **state)
 }
 
 /* The plain getters refuse every other kind and leave the caller's value alone. */
-static void test_plain_getters(void **state)
+TEST(test_plain_getters)
 {
     struct json *o = parse("[null, true, 1, 1.5, \"s\", [3], {\"k\": 4}]");
     for (size_t i = 0; i < 7; i++) {
@@ -397,7 +397,7 @@ static void test_plain_getters(void **state)
     json_free(o);
 }
 
-static void test_iteration_keeps_order(void **state)
+TEST(test_iteration_keeps_order)
 {
     struct json *o = parse("{\"z\": 1, \"a\": 2, \"m\": 3}");
     char keys[4] = {0};
@@ -412,7 +412,7 @@ static void test_iteration_keeps_order(void **state)
 }
 
 /* A tree with raw text is written, byte for byte, like one with the same values. */
-static void raw_text_is_written_as_its_values(void **state)
+TEST(raw_text_is_written_as_its_values)
 {
     static const char text[] = "{\"a\": [1, -2.5, 1e300, \"q\\\"\\\\\\n\\u0001\u00e9/\", "
                                "true, null, {}, []], \"k\\\"y\": {\"x\": 0.1}}";
@@ -457,7 +457,7 @@ static void raw_text_is_written_as_its_values(void **state)
 
 /* The bytes that mark raw text are not UTF-8. So a client cannot send them, and in a text of the
  * program itself they are replaced. */
-static void no_string_from_outside_is_raw(void **state)
+TEST(no_string_from_outside_is_raw)
 {
     static const char marked[] = "\xFF\xFE{\"injected\": true}";
     static const char sent[] = "[\"\xFF\xFE{}\"]";
@@ -475,7 +475,7 @@ static void no_string_from_outside_is_raw(void **state)
 }
 
 /* A text with indents, and one whose raw value is written on one line all the same. */
-static void test_indents(void **state)
+TEST(test_indents)
 {
     struct json *o = json_new_object(), *a = json_new_array(), *shared = json_new_array();
     json_push(shared, json_new_real(1.0 / 0.0));
@@ -518,7 +518,7 @@ static void test_indents(void **state)
     }
 }
 
-static void test_writing(void **state)
+TEST(test_writing)
 {
     struct json *o = json_new_object(), *a = json_new_array();
     json_put_int(o, "i", -5);
@@ -546,7 +546,7 @@ static void test_writing(void **state)
 }
 
 /* What some programs take for the end of a line is escaped, and nothing else. */
-static void a_line_is_one_for_every_reader(void **state)
+TEST(a_line_is_one_for_every_reader)
 {
     static const struct {
         const char *text, *line;
@@ -576,24 +576,6 @@ static void a_line_is_one_for_every_reader(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_line_is_one_for_every_reader),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_depth),
-        cmocka_unit_test(test_getters),
-        cmocka_unit_test(test_optional_members),
-        cmocka_unit_test(test_kinds_have_names),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_huge_integers),
-        cmocka_unit_test(test_big_integers_beside_others),
-        cmocka_unit_test(test_reals_that_are_integers),
-        cmocka_unit_test(test_plain_getters),
-        cmocka_unit_test(test_indents),
-        cmocka_unit_test(test_writing),
-        cmocka_unit_test(test_iteration_keeps_order),
-        cmocka_unit_test(raw_text_is_written_as_its_values),
-        cmocka_unit_test(no_string_from_outside_is_raw),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -50,7 +50,7 @@ static size_t cost_of(const char *text)
 
 /* Inputs that are small as text and large as a parsed tree. The estimate is never below the memory
  * that the parse takes, and not far above it. */
-static void the_cost_is_what_a_parse_takes(void **state)
+TEST(the_cost_is_what_a_parse_takes)
 {
     static const char *const pieces[] = {
         "{}",
@@ -86,7 +86,7 @@ static void the_cost_is_what_a_parse_takes(void **state)
 }
 
 /* Members of one object need distinct names. */
-static void the_cost_of_members(void **state)
+TEST(the_cost_of_members)
 {
     for (size_t n = 1; n < 20000; n = n * 3 / 2 + 1) {
         char *text = xmalloc(n * 16 + 2), *at = text;
@@ -104,7 +104,7 @@ static void the_cost_of_members(void **state)
     }
 }
 
-static void ignored_members_cost_nothing(void **state)
+TEST(ignored_members_cost_nothing)
 {
     static const char *const values[] = {"{}", "[[{}]]", "\"a\\u0041\\\"\"", "-1.5e+3",
                                          "null"};
@@ -134,7 +134,7 @@ static void ignored_members_cost_nothing(void **state)
                         "\"user\": 0}");
 }
 
-static void what_is_no_json_is_refused(void **state)
+TEST(what_is_no_json_is_refused)
 {
     static const char *const bad[] = {"",
                                       " ",
@@ -217,7 +217,7 @@ static void agree_on_all(const char *before, const char *alphabet, size_t n,
         }
 }
 
-static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
+TEST(a_scan_accepts_exactly_the_texts_that_a_parse_accepts)
 {
     agree_on_all("[", "01-+.eE", 5, "]");
     agree_on_all("", "[]{},:\"1 ", 5, "");
@@ -231,7 +231,7 @@ static void a_scan_accepts_exactly_the_texts_that_a_parse_accepts(void **state)
 }
 
 /* What a text costs is the sum of its values' costs. */
-static void the_cost_is_exact(void **state)
+TEST(the_cost_is_exact)
 {
     static const struct {
         const char *text;
@@ -257,7 +257,7 @@ static void the_cost_is_exact(void **state)
 }
 
 /* A refusal names its reason and its place. */
-static void a_refusal_says_why_and_where(void **state)
+TEST(a_refusal_says_why_and_where)
 {
     static const struct {
         const char *text;
@@ -298,7 +298,7 @@ static void a_refusal_says_why_and_where(void **state)
     }
 }
 
-static void depth_is_bounded(void **state)
+TEST(depth_is_bounded)
 {
     char text[2 * JSON_MAX_DEPTH + 3];
     size_t cost;
@@ -311,7 +311,7 @@ static void depth_is_bounded(void **state)
     }
 }
 
-static void a_member_is_found_without_a_parse(void **state)
+TEST(a_member_is_found_without_a_parse)
 {
     static const struct {
         const char *text, *value;
@@ -336,20 +336,4 @@ static void a_member_is_found_without_a_parse(void **state)
             assert_string_equal(got, cases[i].value);
         free(got);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cost_is_what_a_parse_takes),
-        cmocka_unit_test(the_cost_of_members),
-        cmocka_unit_test(ignored_members_cost_nothing),
-        cmocka_unit_test(what_is_no_json_is_refused),
-        cmocka_unit_test(a_scan_accepts_exactly_the_texts_that_a_parse_accepts),
-        cmocka_unit_test(the_cost_is_exact),
-        cmocka_unit_test(a_refusal_says_why_and_where),
-        cmocka_unit_test(depth_is_bounded),
-        cmocka_unit_test(a_member_is_found_without_a_parse),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -13,7 +13,7 @@
 #include "base/progress.h"
 #include "tests/base/said.h"
 
-static void levels_hide_and_show(void **state)
+TEST(levels_hide_and_show)
 {
     static const struct {
         enum log_level level;
@@ -32,14 +32,14 @@ static void levels_hide_and_show(void **state)
     }
 }
 
-static void a_message_is_one_line(void **state)
+TEST(a_message_is_one_line)
 {
     said_begin(LOG_WARN);
     log_warn("two\nlines\r\n");
     assert_string_equal(said_end(), "hcache: warning: two lines  \n");
 }
 
-static void a_long_message_is_cut(void **state)
+TEST(a_long_message_is_cut)
 {
     char big[3000];
     memset(big, 'x', sizeof big - 1);
@@ -64,7 +64,7 @@ static size_t line(enum log_level level, char *out, size_t out_bytes, const char
 }
 
 /* No byte behind the room is written, and the line break always has its place. */
-static void a_line_stays_within_its_room(void **state)
+TEST(a_line_stays_within_its_room)
 {
     for (size_t room = 20; room < 40; room++) {
         char out[64];
@@ -80,7 +80,7 @@ static void a_line_stays_within_its_room(void **state)
 }
 
 /* A line begins with the time in UTC if this is asked for. */
-static void lines_may_have_their_time(void **state)
+TEST(lines_may_have_their_time)
 {
     char out[100];
     struct tm tm = {0};
@@ -99,7 +99,7 @@ static void lines_may_have_their_time(void **state)
     assert_string_equal(out, "hcache: warning: w 1\n");
 }
 
-static void once_is_once_per_object(void **state)
+TEST(once_is_once_per_object)
 {
     atomic_bool a = false, b = false;
     said_begin(LOG_WARN);
@@ -110,7 +110,7 @@ static void once_is_once_per_object(void **state)
     assert_string_equal(said_end(), "hcache: warning: a 0\nhcache: warning: b 0\n");
 }
 
-static void progress_says_how_far(void **state)
+TEST(progress_says_how_far)
 {
     char t[100];
     struct progress p = {.label = "loading", .unit = PROGRESS_BYTES, .total = 400u << 20};
@@ -153,7 +153,7 @@ static const char *sent_to(int terminal)
 }
 
 /* On a terminal a line is drawn, after 100 ms again, and removed at the end. */
-static void progress_is_drawn_on_a_terminal(void **state)
+TEST(progress_is_drawn_on_a_terminal)
 {
     int terminal = posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
     if (terminal < 0 || grantpt(terminal) != 0 || unlockpt(terminal) != 0) {
@@ -195,7 +195,7 @@ static void progress_is_drawn_on_a_terminal(void **state)
     assert_string_equal(more, "");
 }
 
-static void progress_is_silent_without_a_terminal(void **state)
+TEST(progress_is_silent_without_a_terminal)
 {
     struct progress p;
     said_begin(LOG_WARN);
@@ -204,20 +204,4 @@ static void progress_is_silent_without_a_terminal(void **state)
     progress_at(&p, 5);
     progress_end(&p);
     assert_string_equal(said_end(), "");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(levels_hide_and_show),
-        cmocka_unit_test(a_message_is_one_line),
-        cmocka_unit_test(a_long_message_is_cut),
-        cmocka_unit_test(a_line_stays_within_its_room),
-        cmocka_unit_test(lines_may_have_their_time),
-        cmocka_unit_test(once_is_once_per_object),
-        cmocka_unit_test(progress_says_how_far),
-        cmocka_unit_test(progress_is_silent_without_a_terminal),
-        cmocka_unit_test(progress_is_drawn_on_a_terminal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,109 +16,6 @@
 #include "base/mem_left.h"
 #include "tests/base/memtest.h"
 
-static void an_allocation_is_served_from_the_reserve(void **state)
-{
-    struct err err = {0};
-    memtest_start(MEMTEST_RESERVED, 1, true);
-    assert_false(mem_is_short());
-    char *p = xmalloc(100);
-    assert_true(mem_is_short()); /* memory is short from the first denied allocation on */
-    char *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
-    p = xrealloc(p, 200);
-    assert_non_null(p);
-    for (int i = 0; i < 21; i++)
-        assert_int_equal(q[i], 0);
-    assert_string_equal(t, "5-x");
-    assert_true(mem_is_short());
-    /* the reserve's own allocation is denied, too */
-    assert_int_equal(mem_check(&err), -ENOMEM);
-    assert_non_null(strstr(err.msg, "memory is short"));
-    errno = 0;
-    assert_null(mem_try(10));
-    assert_int_equal(errno, ENOMEM);
-    assert_null(mem_try_calloc(10, 1));
-    errno = 0;
-    assert_null(mem_map(4096));
-    assert_int_equal(errno, ENOMEM);
-    memtest_stop();
-    assert_false(mem_is_short()); /* memtest_stop has refilled the reserve */
-    assert_int_equal(mem_check(&err), 0);
-    free(p);
-    free(q);
-    free(t);
-}
-
-static void a_second_reserve_changes_nothing(void **state)
-{
-    struct err err = {0};
-    assert_int_equal(mem_reserve(SIZE_MAX / 2, &err), 0);
-}
-
-static void sizes_that_do_not_fit(void **state)
-{
-    errno = 0;
-    assert_null(mem_try_calloc(SIZE_MAX / 2, 4));
-    assert_int_equal(errno, ENOMEM);
-    errno = 0;
-    assert_null(mem_map(SIZE_MAX / 2));
-    assert_int_equal(errno, ENOMEM);
-}
-
-/* No bytes are a block, too, which can be freed or grow. */
-static void nothing_can_be_allocated(void **state)
-{
-    void *blocks[] = {mem_try(0),       mem_try_calloc(0, 5), mem_try_calloc(5, 0),
-                      xmalloc(0),       xcalloc(0, 5),        xcalloc(5, 0),
-                      xmemdup(NULL, 0), xasprintf("%s", ""),  xstrdup("")};
-    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
-        assert_non_null(blocks[i]);
-        if (i >= 6)
-            assert_string_equal(blocks[i], "");
-        blocks[i] = mem_try_realloc(blocks[i], i % 2 == 0 ? 100 : 0);
-        assert_non_null(blocks[i]);
-        free(blocks[i]);
-    }
-}
-
-static void copies_have_their_bytes(void **state)
-{
-    char *bytes = xmemdup("a\0bc", 3), *text = xstrdup("text");
-    assert_memory_equal(bytes, "a\0b", 4);
-    assert_string_equal(text, "text");
-    uint64_t *zeros = xcalloc(1000, 8);
-    assert_true(malloc_usable_size(zeros) >= 8000 && malloc_usable_size(bytes) >= 4);
-    for (int i = 0; i < 1000; i++)
-        assert_true(zeros[i] == 0);
-    char *grown = xrealloc(text, 5000);
-    assert_string_equal(grown, "text");
-    free(bytes);
-    free(grown);
-    free(zeros);
-}
-
-/* Mappings are counted, and their pages can be provided before they are used. */
-static void mappings_are_counted(void **state)
-{
-    enum { N = 16 * 4096 };
-    unsigned char in_memory[N / 4096];
-    int before = mem_mappings();
-    char *p = mem_map(N);
-    assert_non_null(p);
-    assert_int_equal(mem_mappings(), before + 1);
-    mem_provide(p, N);
-    int n_provided = 0;
-    assert_int_equal(mincore(p, N, in_memory), 0);
-    for (int i = 0; i < N / 4096; i++)
-        n_provided += in_memory[i] & 1;
-    /* kernels before Linux 5.14 cannot provide pages */
-    if (n_provided != 0 || madvise(p, N, MADV_POPULATE_WRITE) == 0)
-        assert_int_equal(n_provided, N / 4096);
-    mem_unmap(p, N);
-    assert_int_equal(mem_mappings(), before);
-    mem_unmap(NULL, N);
-    assert_int_equal(mem_mappings(), before);
-}
-
 /* Runs fn in a child whose memory is that of a fresh process. Returns its exit status. */
 static int in_child(void (*fn)(void), char *said, size_t room)
 {
@@ -175,8 +72,9 @@ static void return_memory(void)
         _exit(5);
 }
 
-/* Large blocks return to the system at once, the heap's end from 8 MiB on, and all on request. */
-static void freed_memory_returns_to_the_system(void **state)
+/* Large blocks return to the system at once, the heap's end from 8 MiB on, and all on request. The
+ * first test, because the heap must still be small. */
+TEST(freed_memory_returns_to_the_system)
 {
     char said[2000];
     if (mallinfo2().arena == 0) {
@@ -184,6 +82,109 @@ static void freed_memory_returns_to_the_system(void **state)
         skip();
     }
     assert_int_equal(in_child(return_memory, said, sizeof said), 42);
+}
+
+TEST(an_allocation_is_served_from_the_reserve)
+{
+    struct err err = {0};
+    memtest_start(MEMTEST_RESERVED, 1, true);
+    assert_false(mem_is_short());
+    char *p = xmalloc(100);
+    assert_true(mem_is_short()); /* memory is short from the first denied allocation on */
+    char *q = xcalloc(3, 7), *t = xasprintf("%d-%s", 5, "x");
+    p = xrealloc(p, 200);
+    assert_non_null(p);
+    for (int i = 0; i < 21; i++)
+        assert_int_equal(q[i], 0);
+    assert_string_equal(t, "5-x");
+    assert_true(mem_is_short());
+    /* the reserve's own allocation is denied, too */
+    assert_int_equal(mem_check(&err), -ENOMEM);
+    assert_non_null(strstr(err.msg, "memory is short"));
+    errno = 0;
+    assert_null(mem_try(10));
+    assert_int_equal(errno, ENOMEM);
+    assert_null(mem_try_calloc(10, 1));
+    errno = 0;
+    assert_null(mem_map(4096));
+    assert_int_equal(errno, ENOMEM);
+    memtest_stop();
+    assert_false(mem_is_short()); /* memtest_stop has refilled the reserve */
+    assert_int_equal(mem_check(&err), 0);
+    free(p);
+    free(q);
+    free(t);
+}
+
+TEST(a_second_reserve_changes_nothing)
+{
+    struct err err = {0};
+    assert_int_equal(mem_reserve(SIZE_MAX / 2, &err), 0);
+}
+
+TEST(sizes_that_do_not_fit)
+{
+    errno = 0;
+    assert_null(mem_try_calloc(SIZE_MAX / 2, 4));
+    assert_int_equal(errno, ENOMEM);
+    errno = 0;
+    assert_null(mem_map(SIZE_MAX / 2));
+    assert_int_equal(errno, ENOMEM);
+}
+
+/* No bytes are a block, too, which can be freed or grow. */
+TEST(nothing_can_be_allocated)
+{
+    void *blocks[] = {mem_try(0),       mem_try_calloc(0, 5), mem_try_calloc(5, 0),
+                      xmalloc(0),       xcalloc(0, 5),        xcalloc(5, 0),
+                      xmemdup(NULL, 0), xasprintf("%s", ""),  xstrdup("")};
+    for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++) {
+        assert_non_null(blocks[i]);
+        if (i >= 6)
+            assert_string_equal(blocks[i], "");
+        blocks[i] = mem_try_realloc(blocks[i], i % 2 == 0 ? 100 : 0);
+        assert_non_null(blocks[i]);
+        free(blocks[i]);
+    }
+}
+
+TEST(copies_have_their_bytes)
+{
+    char *bytes = xmemdup("a\0bc", 3), *text = xstrdup("text");
+    assert_memory_equal(bytes, "a\0b", 4);
+    assert_string_equal(text, "text");
+    uint64_t *zeros = xcalloc(1000, 8);
+    assert_true(malloc_usable_size(zeros) >= 8000 && malloc_usable_size(bytes) >= 4);
+    for (int i = 0; i < 1000; i++)
+        assert_true(zeros[i] == 0);
+    char *grown = xrealloc(text, 5000);
+    assert_string_equal(grown, "text");
+    free(bytes);
+    free(grown);
+    free(zeros);
+}
+
+/* Mappings are counted, and their pages can be provided before they are used. */
+TEST(mappings_are_counted)
+{
+    enum { N = 16 * 4096 };
+    unsigned char in_memory[N / 4096];
+    int before = mem_mappings();
+    char *p = mem_map(N);
+    assert_non_null(p);
+    assert_int_equal(mem_mappings(), before + 1);
+    mem_provide(p, N);
+    int n_provided = 0;
+    assert_int_equal(mincore(p, N, in_memory), 0);
+    for (int i = 0; i < N / 4096; i++)
+        n_provided += in_memory[i] & 1;
+    /* kernels before Linux 5.14 cannot provide pages */
+    if (n_provided != 0 || madvise(p, N, MADV_POPULATE_WRITE) == 0)
+        assert_int_equal(n_provided, N / 4096);
+    mem_unmap(p, N);
+    assert_int_equal(mem_mappings(), before);
+    mem_unmap(NULL, N);
+    assert_int_equal(mem_mappings(), before);
 }
 
 /* Spends the reserve twice. Each time is reported once. */
@@ -202,7 +203,7 @@ static void spend_twice(void)
     }
 }
 
-static void a_spent_reserve_is_told_once(void **state)
+TEST(a_spent_reserve_is_told_once)
 {
     char said[2000], *at = said;
     int n = 0;
@@ -223,7 +224,7 @@ static void use_up(void)
         memset(xmalloc(1 << 20), 1, 1 << 20);
 }
 
-static void where_the_reserve_ends_the_program_ends(void **state)
+TEST(where_the_reserve_ends_the_program_ends)
 {
     char said[2000];
     assert_int_equal(in_child(use_up, said, sizeof said), 1);
@@ -249,7 +250,7 @@ static void fail_a_check(void)
     check_failed("FILE", 3, "x");
 }
 
-static void a_host_is_asked_before_the_process_ends(void **state)
+TEST(a_host_is_asked_before_the_process_ends)
 {
     char said[2000];
     assert_int_equal(in_child(use_up_as_guest, said, sizeof said), 7);
@@ -259,7 +260,7 @@ static void a_host_is_asked_before_the_process_ends(void **state)
 }
 
 /* A thread's pledge serves its own failing allocations once, and no other thread's. */
-static void a_pledge_is_spent_before_the_reserve(void **state)
+TEST(a_pledge_is_spent_before_the_reserve)
 {
     struct err err = {0};
     memtest_start(MEMTEST_MAY_FAIL, 2, false);
@@ -310,7 +311,7 @@ static long address_pages(void)
 }
 
 /* A pledge takes address space until it is given up. A second one replaces the first. */
-static void a_pledge_holds_address_space(void **state)
+TEST(a_pledge_holds_address_space)
 {
     enum { N = 1 << 28, PAGES = N / 4096 };
     struct err err = {0};
@@ -329,21 +330,6 @@ static void a_pledge_holds_address_space(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        /* first, while the heap is small */
-        cmocka_unit_test(freed_memory_returns_to_the_system),
-        cmocka_unit_test(an_allocation_is_served_from_the_reserve),
-        cmocka_unit_test(a_second_reserve_changes_nothing),
-        cmocka_unit_test(sizes_that_do_not_fit),
-        cmocka_unit_test(nothing_can_be_allocated),
-        cmocka_unit_test(copies_have_their_bytes),
-        cmocka_unit_test(mappings_are_counted),
-        cmocka_unit_test(a_spent_reserve_is_told_once),
-        cmocka_unit_test(a_pledge_is_spent_before_the_reserve),
-        cmocka_unit_test(a_pledge_holds_address_space),
-        cmocka_unit_test(where_the_reserve_ends_the_program_ends),
-        cmocka_unit_test(a_host_is_asked_before_the_process_ends),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

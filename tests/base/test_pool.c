@@ -55,7 +55,7 @@ static void run_many(struct pool *p, int n_runs)
     assert_int_equal(atomic_load(&c.plain_wrong), 0);
 }
 
-static void every_thread_runs_once_per_job(void **state)
+TEST(every_thread_runs_once_per_job)
 {
     for (int n = 1; n <= MAX_THREADS; n++) {
         struct pool *p = make(n);
@@ -65,14 +65,14 @@ static void every_thread_runs_once_per_job(void **state)
     }
 }
 
-static void no_pool_runs_inline(void **state)
+TEST(no_pool_runs_inline)
 {
     assert_int_equal(pool_threads(NULL), 1);
     run_many(NULL, 3);
     pool_destroy(NULL);
 }
 
-static void sleeping_workers_wake_up(void **state)
+TEST(sleeping_workers_wake_up)
 {
     struct pool *p = make(3);
     for (int i = 0; i < 20; i++) {
@@ -104,7 +104,7 @@ static void meet(void *arg, int thread_idx, int n_threads)
 
 /* Without its workers a pool would give the same results, on one thread. (A job must not rely on a
  * thread for each share; here all threads are free.) */
-static void each_share_finds_a_thread(void **state)
+TEST(each_share_finds_a_thread)
 {
     for (int n = 2; n <= MAX_THREADS; n++) {
         struct pool *p = make(n);
@@ -121,7 +121,7 @@ static void each_share_finds_a_thread(void **state)
 }
 
 /* Workers without work block: together they use a small part of the time that passes. */
-static void idle_workers_use_no_processor(void **state)
+TEST(idle_workers_use_no_processor)
 {
     struct pool *p = make(MAX_THREADS);
     run_many(p, 1);
@@ -133,7 +133,7 @@ static void idle_workers_use_no_processor(void **state)
     assert_in_range(ran, 0, 50000000);
 }
 
-static void create_and_destroy_without_work(void **state)
+TEST(create_and_destroy_without_work)
 {
     for (int i = 0; i < 100; i++)
         pool_destroy(make(1 + i % 4));
@@ -159,7 +159,7 @@ static void *call_often(void *arg)
     return NULL;
 }
 
-static void two_callers_take_turns(void **state)
+TEST(two_callers_take_turns)
 {
     struct pool *p = make(2);
     struct caller a = {p, 0}, b = {p, 0};
@@ -173,7 +173,7 @@ static void two_callers_take_turns(void **state)
 }
 
 /* Runs in a child, because the limit on processes is per process (and root has none). */
-static void refused_threads_are_told(void **state)
+TEST(refused_threads_are_told)
 {
     pid_t child = fork();
     assert_true(child >= 0);
@@ -198,7 +198,7 @@ static void refused_threads_are_told(void **state)
     assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-static void shares_cover_everything_once(void **state)
+TEST(shares_cover_everything_once)
 {
     static const long items[] = {0, 1, 15, 16, 17, 100, 1000, 1001};
     static const long units[] = {1, 6, 16, 64};
@@ -221,7 +221,7 @@ static void shares_cover_everything_once(void **state)
             }
 }
 
-static void shares_are_whole_units(void **state)
+TEST(shares_are_whole_units)
 {
     static const struct {
         long n, unit, begin[3], end[3];
@@ -239,7 +239,7 @@ static void shares_are_whole_units(void **state)
 
 /* Announced memory need not exist, may change between jobs, and may be of any size. Jobs are
  * unaffected. Without a pool or workers nothing happens. */
-static void announced_memory_may_be_anything(void **state)
+TEST(announced_memory_may_be_anything)
 {
     static char there[1 << 20];
     const struct pool_range ranges[][POOL_RANGES] = {
@@ -258,22 +258,4 @@ static void announced_memory_may_be_anything(void **state)
         pool_destroy(p);
     }
     pool_expect(NULL, ranges[0], 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_thread_runs_once_per_job),
-        cmocka_unit_test(no_pool_runs_inline),
-        cmocka_unit_test(refused_threads_are_told),
-        cmocka_unit_test(sleeping_workers_wake_up),
-        cmocka_unit_test(each_share_finds_a_thread),
-        cmocka_unit_test(idle_workers_use_no_processor),
-        cmocka_unit_test(create_and_destroy_without_work),
-        cmocka_unit_test(two_callers_take_turns),
-        cmocka_unit_test(shares_cover_everything_once),
-        cmocka_unit_test(shares_are_whole_units),
-        cmocka_unit_test(announced_memory_may_be_anything),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

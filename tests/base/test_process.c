@@ -55,7 +55,7 @@ static int remove_root(void **state)
 }
 
 /* 1000 of 3000 bytes are used, 300 of them by files that nobody has used lately. */
-static void version_2_counts_idle_files_as_left(void **state)
+TEST_WITH(version_2_counts_idle_files_as_left, make_root, remove_root)
 {
     folder("a");
     put("a/memory.max", "3000\n");
@@ -83,7 +83,7 @@ static void version_2_counts_idle_files_as_left(void **state)
     assert_int_equal(left("no line of a group\n0\n5:cpu:/a\n0::/a\n"), 2000);
 }
 
-static void a_group_above_bounds_those_below(void **state)
+TEST_WITH(a_group_above_bounds_those_below, make_root, remove_root)
 {
     folder("a");
     folder("a/b");
@@ -98,7 +98,7 @@ static void a_group_above_bounds_those_below(void **state)
 
 /* In the process's list of groups, lines of other controllers come before that of `memory`; some
  * controllers have a similar name. */
-static void version_1_has_files_of_its_own(void **state)
+TEST_WITH(version_1_has_files_of_its_own, make_root, remove_root)
 {
     const char *groups = "11:cpu,cpuacct:/x\n5:memoryless:/y\n4:memory:/job/one\n0::/job\n";
     folder("memory");
@@ -114,7 +114,7 @@ static void version_1_has_files_of_its_own(void **state)
 }
 
 /* A container without a name space of its own reads the host's path, which it cannot see. */
-static void a_container_finds_its_group_at_the_top(void **state)
+TEST_WITH(a_container_finds_its_group_at_the_top, make_root, remove_root)
 {
     folder("memory");
     put("memory/memory.limit_in_bytes", "700\n");
@@ -124,7 +124,7 @@ static void a_container_finds_its_group_at_the_top(void **state)
 }
 
 /* Two groups bound the process: the smaller rest counts, whichever comes first. */
-static void the_smallest_rest_counts(void **state)
+TEST_WITH(the_smallest_rest_counts, make_root, remove_root)
 {
     folder("a");
     put("a/memory.max", "3000\n");
@@ -165,7 +165,7 @@ static pid_t opener(const char *path, const char *name)
     return pid;
 }
 
-static void the_process_that_has_a_file_is_named(void **state)
+TEST_WITH(the_process_that_has_a_file_is_named, make_root, remove_root)
 {
     char path[TEMPDIR_BYTES + 200], said[300] = "", want[300];
     struct stat st, other;
@@ -201,27 +201,8 @@ static void the_process_that_has_a_file_is_named(void **state)
     assert_false(process_with_file(st.st_dev, st.st_ino, said, sizeof said));
 }
 
-static void left_memory_is_in_bytes(void **state)
+TEST(left_memory_is_in_bytes)
 {
     uint64_t all = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     assert_in_range(process_memory_left(), all / 10000, all);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(version_2_counts_idle_files_as_left, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(a_group_above_bounds_those_below, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(version_1_has_files_of_its_own, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(a_container_finds_its_group_at_the_top, make_root,
-                                        remove_root),
-        cmocka_unit_test_setup_teardown(the_smallest_rest_counts, make_root, remove_root),
-        cmocka_unit_test_setup_teardown(the_process_that_has_a_file_is_named, make_root,
-                                        remove_root),
-        cmocka_unit_test(left_memory_is_in_bytes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

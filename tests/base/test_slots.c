@@ -15,7 +15,7 @@ static uint32_t *slot_of(const struct slots *m, uint64_t hash, int64_t k)
 
 /* Every key is found, and no other one, also where all hashes are equal, end in the last slot, or
  * differ in their low bits only. */
-static void every_key_is_found(void **state)
+TEST(every_key_is_found)
 {
     static const uint64_t masks[] = {UINT64_MAX, UINT32_MAX, 0, 0xFFFFFFFF00000000u, 7};
     for (size_t max = 0; max <= 300; max += max < 20 ? 1 : 93)
@@ -39,10 +39,4 @@ static void every_key_is_found(void **state)
             slots_deinit(&m);
             slots_deinit(&m); /* also accepts a zeroed map */
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_key_is_found)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

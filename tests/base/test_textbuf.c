@@ -7,7 +7,7 @@
 #include "base/textbuf.h"
 #include "tests/base/memtest.h"
 
-static void bytes_are_appended_in_order(void **state)
+TEST(bytes_are_appended_in_order)
 {
     struct textbuf b = {0};
     textbuf_add(&b, "", 0);
@@ -23,7 +23,7 @@ static void bytes_are_appended_in_order(void **state)
     assert_int_equal(b.cap, 0);
 }
 
-static void formatted_text_is_appended(void **state)
+TEST(formatted_text_is_appended)
 {
     struct textbuf b = {0};
     textbuf_addf(&b, "%s", "");
@@ -36,7 +36,7 @@ static void formatted_text_is_appended(void **state)
 }
 
 /* For every length there is room for the bytes and the NUL, and the room grows by doubling. */
-static void it_grows_with_its_text(void **state)
+TEST(it_grows_with_its_text)
 {
     struct textbuf b = {0};
     size_t grown = 0;
@@ -59,7 +59,7 @@ static void it_grows_with_its_text(void **state)
 }
 
 /* The room is twice what is needed when it grows, and stays while it suffices. */
-static void the_room_doubles(void **state)
+TEST(the_room_doubles)
 {
     struct textbuf b[3] = {{0}};
     static const struct {
@@ -86,7 +86,7 @@ static void the_room_doubles(void **state)
 }
 
 /* Without memory the text stays as it is, and what fits into its room still comes in. */
-static void a_text_survives_a_lack_of_memory(void **state)
+TEST(a_text_survives_a_lack_of_memory)
 {
     struct textbuf b = {0};
     memtest_start(MEMTEST_MAY_FAIL, 1, false);
@@ -107,13 +107,6 @@ static void a_text_survives_a_lack_of_memory(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_appended_in_order),
-        cmocka_unit_test(formatted_text_is_appended),
-        cmocka_unit_test(it_grows_with_its_text),
-        cmocka_unit_test(the_room_doubles),
-        cmocka_unit_test(a_text_survives_a_lack_of_memory),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

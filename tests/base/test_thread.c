@@ -38,7 +38,7 @@ static void *wake_soon(void *out)
 }
 
 /* The thread gets the slice, and keeps its policy and its nice value. Other threads keep theirs. */
-static void a_thread_gets_its_slice(void **state)
+TEST(a_thread_gets_its_slice)
 {
     pthread_t thread;
     struct attributes before = now(), x = {0};
@@ -152,7 +152,7 @@ static struct found under_limit(rlim_t n_bytes)
 
 /* Threads have at least 2 MiB of stack. The main thread's work moves to a thread of its own only if
  * the limit is smaller, and receives the same signals there. */
-static void stacks_are_large_enough(void **state)
+TEST(stacks_are_large_enough)
 {
 #if defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
     print_message("skipped: a sanitizer reserves more address space than the limit\n");
@@ -183,9 +183,5 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "report") == 0)
         return report();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_thread_gets_its_slice),
-        cmocka_unit_test(stacks_are_large_enough),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

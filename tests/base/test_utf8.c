@@ -25,7 +25,7 @@ static const struct {
     {0x10FFFF, "\xF4\x8F\xBF\xBF"},
 };
 
-static void known_characters_have_their_bytes(void **state)
+TEST(known_characters_have_their_bytes)
 {
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         char out[4];
@@ -40,7 +40,7 @@ static void known_characters_have_their_bytes(void **state)
     }
 }
 
-static void every_code_point_comes_back(void **state)
+TEST(every_code_point_comes_back)
 {
     for (uint32_t c = 0; c <= 0x10FFFF; c++) {
         char out[4];
@@ -52,7 +52,7 @@ static void every_code_point_comes_back(void **state)
     }
 }
 
-static void what_is_no_utf8_is_refused(void **state)
+TEST(what_is_no_utf8_is_refused)
 {
     static const char *const bad[] = {
         "\x80",     /* a continuation byte alone */
@@ -75,14 +75,4 @@ static void what_is_no_utf8_is_refused(void **state)
     }
     assert_int_equal(utf8_check("a\xC3\xA9\xF0\xA4\xAD\xA2z", 8), 8);
     assert_int_equal(utf8_check("", 0), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(known_characters_have_their_bytes),
-        cmocka_unit_test(every_code_point_comes_back),
-        cmocka_unit_test(what_is_no_utf8_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,12 +106,6 @@ void et_small_prompt(int32_t *out, int n, uint64_t seed)
     fill(out, n, seed, 120);
 }
 
-void et_only(int argc, char **argv)
-{
-    if (argc > 1)
-        cmocka_set_test_filter(argv[1]);
-}
-
 struct request *et_request(const struct stack *k, const struct et_ask *a)
 {
     struct err err = {0};

@@ -36,10 +36,6 @@ void et_model_prompt(const struct stack *k, int32_t *out, int n, uint64_t seed);
 /* Writes ids below 123, for the models of tests/model/golden/families. */
 void et_small_prompt(int32_t *out, int n, uint64_t seed);
 
-/* Restricts the run to tests that match the pattern in the program's argument; without one, all
- * run. */
-void et_only(int argc, char **argv);
-
 /* A request. All zero: it chooses tokens greedily, saves "none", and is planned by "auto". */
 struct et_ask {
     const int32_t *prompt;

@@ -270,7 +270,7 @@ static const char *const dtypes[] = {"f32", "bf16", "f16"};
 /* --- tests ------------------------------------------------------------------------------------ */
 
 /* Tries every (r,h,k), and mixtures per layer that a seed draws. */
-static void every_plan(void **state)
+TEST(every_plan)
 {
     const char *model[MAX_MODELS];
     int n_models = models(model), n_plans = 0;
@@ -311,7 +311,7 @@ static void every_plan(void **state)
 
 /* Tries every family of models. The saved state is the layer's input and K before RoPE, for every
  * kind of layer: with or without biases, QK norm, learned positions or a window. */
-static void every_family(void **state)
+TEST(every_family)
 {
     static const char dir[] = "tests/model/golden/families";
     DIR *d = opendir(dir);
@@ -353,7 +353,7 @@ static void every_family(void **state)
 
 /* State is saved under one policy and restored under another. Then chunks of one context are saved
  * under different policies. */
-static void mixed_policies(void **state)
+TEST(mixed_policies)
 {
     static const char *const saves[] = {"hidden", "kv", "both"};
     static const char *const wants[] = {"hidden", "kv", "auto", "RHKK"};
@@ -387,7 +387,7 @@ static void save_prefix(struct stack *k, const char *save, int n_tokens)
 }
 
 /* The first chunk has hidden states, the second KV, the third both: one restore uses all three. */
-static void mixed_chunks(void **state)
+TEST(mixed_chunks)
 {
     for (int d = 0; d < 3; d++) {
         struct stack plain;
@@ -409,7 +409,7 @@ static void mixed_chunks(void **state)
 
 /* A context whose end is a partial chunk is restored by every (r,h,k) and then continued.  The
  * resulting full chunk, made of stored rows and new ones, is restored by every (r,h,k), too. */
-static void tails(void **state)
+TEST(tails)
 {
     static const int lengths[] = {1, 40, 63, 65, 100, 191, 200};
     const char *model[MAX_MODELS];
@@ -449,7 +449,7 @@ static void tails(void **state)
 
 /* If a tail lacks records that are to be saved now, its rows are computed again, so that the full
  * chunk gets these records. If a tail lacks the records that the plan needs, it is not used. */
-static void tails_that_lack_records(void **state)
+TEST(tails_that_lack_records)
 {
     struct stack k;
     open_stack(&k, "synth:tiny-gqa", "bf16", 2, 512);
@@ -470,7 +470,7 @@ static void tails_that_lack_records(void **state)
 
 /* Prefill in pieces of 1, 7, 64, 200 and all tokens, with 1 or 2 threads. State saved by one of
  * these is restored by all others. (Each of the three types takes half of these, by turns.) */
-static void chunkings(void **state)
+TEST(chunkings)
 {
     static const int rows[] = {1, 7, 64, 200, 512};
     const char *model[MAX_MODELS];
@@ -529,19 +529,19 @@ static void chunkings_of(const char *weights)
     }
 }
 
-static void chunkings_q8(void **state)
+TEST(chunkings_q8)
 {
     chunkings_of("q8");
 }
 
-static void chunkings_q4(void **state)
+TEST(chunkings_q4)
 {
     chunkings_of("q4");
 }
 
 /* In some layers W_k and W_v have different types. A layer and the projection of hidden states then
  * make two products instead of one. */
-static void w_v_of_another_type(void **state)
+TEST(w_v_of_another_type)
 {
     static const char *const files[] = {"layers", "six"};
     for (int i = 0; i < 2 * 3; i++) {
@@ -561,14 +561,14 @@ static void w_v_of_another_type(void **state)
     }
 }
 
-static void chunkings_bf16r(void **state)
+TEST(chunkings_bf16r)
 {
     chunkings_of("bf16r");
 }
 
 /* Several sequences run in one batch, prefill beside decode. Each gives the same result as
  * alone. */
-static void batch_composition(void **state)
+TEST(batch_composition)
 {
     struct err err = {0};
     struct stack_opts o = {.user.model = "synth:tiny-gqa",
@@ -677,7 +677,7 @@ static void copy_context(struct stack *from, struct stack *to, int bad_layer,
     chain_deinit(&c);
 }
 
-static void one_wrong_element_is_seen(void **state)
+TEST(one_wrong_element_is_seen)
 {
     struct stack good;
     open_stack(&good, "synth:tiny-mha", "bf16", 1, 512);
@@ -699,24 +699,4 @@ static void one_wrong_element_is_seen(void **state)
     }
     run_free(&ref);
     stack_close(&good);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan),
-        cmocka_unit_test(every_family),
-        cmocka_unit_test(mixed_policies),
-        cmocka_unit_test(mixed_chunks),
-        cmocka_unit_test(tails),
-        cmocka_unit_test(tails_that_lack_records),
-        cmocka_unit_test(chunkings),
-        cmocka_unit_test(chunkings_q8),
-        cmocka_unit_test(chunkings_q4),
-        cmocka_unit_test(chunkings_bf16r),
-        cmocka_unit_test(w_v_of_another_type),
-        cmocka_unit_test(batch_composition),
-        cmocka_unit_test(one_wrong_element_is_seen),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

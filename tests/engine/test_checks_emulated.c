@@ -126,7 +126,7 @@ static void bad_records(struct place *p, int chunk, bool fused)
     one_bad_record(p, "RK", fused, chunk, 1, STORE_KV, ALL_ONES);
 }
 
-static void a_bad_record_is_a_miss(void **state)
+TEST(a_bad_record_is_a_miss)
 {
     static const char *const who[] = {"device", "host"};
     for (int i = 0; i < 2; i++) {
@@ -141,7 +141,7 @@ static void a_bad_record_is_a_miss(void **state)
 }
 
 /* The damage is in the last chunk, which is not in the first group of eight. */
-static void in_the_second_group(void **state)
+TEST(in_the_second_group)
 {
     struct place p;
     place_open(&p, "synth:tiny-mha", "bf16", N_CHUNKS);
@@ -151,7 +151,7 @@ static void in_the_second_group(void **state)
 }
 
 /* After the loss of a chunk, windows begin earlier, and their rows are restored again. */
-static void windows_begin_earlier(void **state)
+TEST(windows_begin_earlier)
 {
     struct place p;
     place_open(&p, "tests/model/golden/families/mistral", "bf16", 3);
@@ -161,7 +161,7 @@ static void windows_begin_earlier(void **state)
 }
 
 /* Only the device can detect a bit that changes between host and device. */
-static void a_bad_copy_up_is_found(void **state)
+TEST(a_bad_copy_up_is_found)
 {
     struct place p;
     place_open(&p, SMALL, "bf16", 3);
@@ -183,7 +183,7 @@ static void a_bad_copy_up_is_found(void **state)
 
 /* Reads are so slow that recomputation races them, and some bring a wrong bit.  Records that the
  * device has not checked yet must not overwrite rows that are recomputed. */
-static void a_bad_read_in_a_race_changes_nothing(void **state)
+TEST(a_bad_read_in_a_race_changes_nothing)
 {
     int n_raced = 0;
     for (uint64_t seed = 1; seed <= 3; seed++) {
@@ -219,7 +219,7 @@ static void a_bad_read_in_a_race_changes_nothing(void **state)
 
 /* The device refuses an operation, which may be one that checks records. The request fails, or the
  * operation is repeated. The result of a check is never assumed. */
-static void a_refused_check_is_no_verdict(void **state)
+TEST(a_refused_check_is_no_verdict)
 {
     struct place p;
     int n_failed = 0;
@@ -244,7 +244,7 @@ static void a_refused_check_is_no_verdict(void **state)
     stack_close(&p.k);
 }
 
-static void unknown_values_of_checksums_are_refused(void **state)
+TEST(unknown_values_of_checksums_are_refused)
 {
     static const char *const values[] = {"gpu", "device"};
     for (int i = 0; i < 2; i++) {
@@ -263,19 +263,9 @@ static void unknown_values_of_checksums_are_refused(void **state)
     }
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_record_is_a_miss),
-        cmocka_unit_test(in_the_second_group),
-        cmocka_unit_test(windows_begin_earlier),
-        cmocka_unit_test(a_bad_copy_up_is_found),
-        cmocka_unit_test(a_bad_read_in_a_race_changes_nothing),
-        cmocka_unit_test(a_refused_check_is_no_verdict),
-        cmocka_unit_test(unknown_values_of_checksums_are_refused),
-    };
     et_device.cuda_math = "exact";
-    et_only(argc, argv);
     et_small_prompt(prompt, N_PROMPT, 8);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

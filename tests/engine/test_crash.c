@@ -246,14 +246,14 @@ static void campaign(const struct subject *of)
     assert_true(n_snapshots > 0 || of == &subjects[0]);
 }
 
-static void crashes(void **state)
+TEST(crashes)
 {
     for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
         campaign(&subjects[i]);
 }
 
 /* Shows that this suite detects a store that does not wait until its data are durable. */
-static void it_can_fail(void **state)
+TEST(it_can_fail)
 {
     int n_lost = 0, n_seeds = 0;
     run_alone(&subjects[0]);
@@ -267,11 +267,4 @@ static void it_can_fail(void **state)
     bug = STORE_BUG_NONE;
     assert_true(n_lost > 0);
     print_message("found after %d seeds\n", n_seeds);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(crashes),
-                                       cmocka_unit_test(it_can_fail)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

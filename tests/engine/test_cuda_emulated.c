@@ -122,7 +122,7 @@ static int check_plans(const char *model, const char *dtype, int stride)
     return (n + stride - 1) / stride;
 }
 
-static void restored_state_is_bit_equal(void **state)
+TEST(restored_state_is_bit_equal)
 {
     static const struct {
         const char *model, *dtype, *math;
@@ -148,7 +148,7 @@ static void restored_state_is_bit_equal(void **state)
 
 /* Another --cuda-math gives other bits. So state that was saved with one mode is a miss with
  * another. */
-static void the_mathematics_are_in_the_fingerprint(void **state)
+TEST(the_mathematics_are_in_the_fingerprint)
 {
     static const char *const maths[] = {"fast", "fixed", "exact"};
     struct sha256 f[3];
@@ -218,14 +218,14 @@ static void check_company(const char *model, const char *math, int n, bool turns
     et_device.cuda_math = NULL;
 }
 
-static void batches_reuse_and_preemption(void **state)
+TEST(batches_reuse_and_preemption)
 {
     check_company("tests/model/golden/families/llama", "exact", N_PROMPT, true);
     check_company("models/demo", "fixed", 79, false);
 }
 
 /* In fast mode, with cuBLAS products and tensor-core attention, the greedy tokens stay the same. */
-static void fast_math_keeps_greedy_tokens(void **state)
+TEST(fast_math_keeps_greedy_tokens)
 {
     static const char *const plans[] = {"hidden", "kv", "RH"};
     struct stack k;
@@ -247,7 +247,7 @@ static void fast_math_keeps_greedy_tokens(void **state)
 /* Each fault is injected at moments throughout a request. The request fails with the device's
  * message. Only a failed copy of saved state lets it go on, without further saving. The next
  * request is served normally. */
-static void a_fault_fails_the_request(void **state)
+TEST(a_fault_fails_the_request)
 {
     static const struct {
         enum cuda_emu_fault what;
@@ -304,7 +304,7 @@ static void a_fault_fails_the_request(void **state)
 /* A value in the first layer's input exceeds f16. It is detected after the last layer, where the
  * check is made. The sequence beside it is served, and state saved from that sequence can be
  * restored. */
-static void an_overflow_is_found_at_the_end(void **state)
+TEST(an_overflow_is_found_at_the_end)
 {
     enum { BAD = 77 };
     struct stack k;
@@ -363,7 +363,7 @@ static void an_overflow_is_found_at_the_end(void **state)
 
 /* A fault inside a kernel loses the context of a real GPU. Requests then fail, but the process
  * survives. */
-static void a_lost_device_is_told(void **state)
+TEST(a_lost_device_is_told)
 {
     struct stack k;
     struct et_run r;
@@ -381,7 +381,7 @@ static void a_lost_device_is_told(void **state)
     cuda_emu_fail(CUDA_EMU_LAUNCH, -1);
 }
 
-static void what_cannot_run_is_refused_with_its_reason(void **state)
+TEST(what_cannot_run_is_refused_with_its_reason)
 {
     static const struct {
         struct stack_opts o;
@@ -414,19 +414,8 @@ static void what_cannot_run_is_refused_with_its_reason(void **state)
     }
 }
 
-int main(int argc, char **argv)
+int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_state_is_bit_equal),
-        cmocka_unit_test(the_mathematics_are_in_the_fingerprint),
-        cmocka_unit_test(batches_reuse_and_preemption),
-        cmocka_unit_test(fast_math_keeps_greedy_tokens),
-        cmocka_unit_test(a_fault_fails_the_request),
-        cmocka_unit_test(an_overflow_is_found_at_the_end),
-        cmocka_unit_test(a_lost_device_is_told),
-        cmocka_unit_test(what_cannot_run_is_refused_with_its_reason),
-    };
     et_small_prompt(prompt, N_PROMPT, 7);
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

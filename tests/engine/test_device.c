@@ -34,7 +34,7 @@ static const struct {
     {"reads flip bits", {.kind = IO_SIM_READ_FLIP, .path = "seg-", .chance = 0.3}},
 };
 
-static void generation_goes_on(void **state)
+TEST(generation_goes_on)
 {
     static struct et_run ref_old, ref_long, r;
     int32_t prompt[N_LONG];
@@ -84,10 +84,4 @@ static void generation_goes_on(void **state)
         stack_close(&k);
         io_close(io);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(generation_goes_on)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

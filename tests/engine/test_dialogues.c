@@ -216,7 +216,7 @@ static bool zeroed_differs(struct stack *from, const struct talk *t,
     return again.n != t->n || memcmp(again.tokens, t->tokens, (size_t)t->n * 4) != 0;
 }
 
-static void restored_between_turns(void **state)
+TEST(restored_between_turns)
 {
     static struct talk restored, before;
     static struct et_run r;
@@ -285,8 +285,5 @@ static int close_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_between_turns),
-    };
-    return cmocka_run_group_tests(tests, open_all, close_all);
+    return unit_run(open_all, close_all);
 }

@@ -118,7 +118,7 @@ static void restores(struct stack *k, const char *plan, bool fused, bool direct)
 
 /* Without the library nothing is read directly. This test also saves the state that all other tests
  * restore. */
-static void without_the_library(void **state)
+TEST(without_the_library)
 {
     struct stack k;
     struct err err = {0};
@@ -148,7 +148,7 @@ static void without_the_library(void **state)
     stack_close(&k);
 }
 
-static void restored_state_is_bit_equal(void **state)
+TEST(restored_state_is_bit_equal)
 {
     static const char *const plans[] = {"kv", "hidden", "RK", "RH"};
     struct stack k;
@@ -178,7 +178,7 @@ static void restored_state_is_bit_equal(void **state)
 
 /* If cuFile cannot be used, `auto` continues without direct reads; `on` fails and names the missing
  * part. */
-static void what_is_refused_at_the_start(void **state)
+TEST(what_is_refused_at_the_start)
 {
     static const struct {
         size_t field;
@@ -213,7 +213,7 @@ static void what_is_refused_at_the_start(void **state)
 }
 
 /* A read that fails is repeated through host memory, and so are all later reads. */
-static void what_fails_is_read_again(void **state)
+TEST(what_fails_is_read_again)
 {
     static const struct {
         size_t field;
@@ -243,7 +243,7 @@ static void what_fails_is_read_again(void **state)
     }
 }
 
-static void a_stuck_disk_is_given_up_in_time(void **state)
+TEST(a_stuck_disk_is_given_up_in_time)
 {
     struct stack k;
     reset_fake();
@@ -260,7 +260,7 @@ static void a_stuck_disk_is_given_up_in_time(void **state)
 }
 
 /* Must be the last test, because it condemns a chunk. */
-static void a_garbled_read_is_a_miss(void **state)
+TEST(a_garbled_read_is_a_miss)
 {
     struct stack k;
     reset_fake();
@@ -299,13 +299,5 @@ static int remove_dir(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(without_the_library),
-        cmocka_unit_test(restored_state_is_bit_equal),
-        cmocka_unit_test(what_is_refused_at_the_start),
-        cmocka_unit_test(what_fails_is_read_again),
-        cmocka_unit_test(a_stuck_disk_is_given_up_in_time),
-        cmocka_unit_test(a_garbled_read_is_a_miss),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return unit_run(make_dir, remove_dir);
 }

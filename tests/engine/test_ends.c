@@ -25,7 +25,7 @@ static enum finish finish_of(struct stack *k, const int32_t *prompt, bool ignore
 }
 
 /* An EOS ends an answer.  BOS does not, as in the reference library. */
-static void only_an_eos_ends_an_answer(void **state)
+TEST(only_an_eos_ends_an_answer)
 {
     struct stack k;
     int32_t prompt[20], first, none;
@@ -48,7 +48,7 @@ static void only_an_eos_ends_an_answer(void **state)
 /* Six requests for one prompt are in one batch: their logits are shaped differently, or not at all,
  * and only some are shown. Each gets the tokens that its own shaping gives. The logits that are
  * shown are those of the model. */
-static void each_request_has_its_own_shaping(void **state)
+TEST(each_request_has_its_own_shaping)
 {
     enum { N = 6, FORCED = 99, MOST = 4 };
     struct stack k;
@@ -106,7 +106,7 @@ static void each_request_has_its_own_shaping(void **state)
 
 /* With attention windows a restore brings back only the last tokens. The blocks before them are not
  * shared with later requests, because they have no keys and values. */
-static void blocks_before_a_window_are_not_shared(void **state)
+TEST(blocks_before_a_window_are_not_shared)
 {
     enum { N = 250 };
     static const char model[] = "tests/model/golden/families/mistral";
@@ -142,7 +142,7 @@ static void blocks_before_a_window_are_not_shared(void **state)
 /* Two sequences with one prompt run at once. The second takes over blocks of the first before their
  * chunks are stored. At the end the chunks are stored and count as committed for both sequences,
  * even if the second saves nothing itself. */
-static void chunks_that_are_shared_on_the_device_count_as_committed(void **state)
+TEST(chunks_that_are_shared_on_the_device_count_as_committed)
 {
     struct io *io = et_disk(7, 0);
     struct stack k;
@@ -173,7 +173,7 @@ static void chunks_that_are_shared_on_the_device_count_as_committed(void **state
 
 /* If a tail lacks records that are to be saved, its rows are computed again. Otherwise its full
  * chunk would lack the records. */
-static void a_tail_without_the_wanted_records_is_computed_again(void **state)
+TEST(a_tail_without_the_wanted_records_is_computed_again)
 {
     const struct {
         const char *first, *then;
@@ -213,7 +213,7 @@ static void a_tail_without_the_wanted_records_is_computed_again(void **state)
  * turn computes these, and the answer's last token, whose state does not exist yet. The rows that
  * it takes from the device's unfinished block are saved with it: after a restart all of them come
  * back from the store. */
-static void a_turn_computes_only_what_is_new(void **state)
+TEST(a_turn_computes_only_what_is_new)
 {
     enum { N_TURNS = 7, MORE = 21, ANSWER = 5 };
     static const char *const kinds[] = {"kv", "hidden", "both"};
@@ -301,7 +301,7 @@ static void a_turn_computes_only_what_is_new(void **state)
 /* A turn comes while the end of the turn before it is still being committed. The turn waits for
  * the commit where computing that end again would take longer, and then computes only what is
  * new. Where computing is quicker, it soon computes the end again. Both give the same answer. */
-static void a_turn_waits_for_the_end_of_the_turn_before(void **state)
+TEST(a_turn_waits_for_the_end_of_the_turn_before)
 {
     enum { FIRST = 100, NEXT = 130, ANSWER = 5, KNOWN = FIRST + ANSWER - 1 };
     const struct io_sim_fault slow = {
@@ -336,18 +336,4 @@ static void a_turn_waits_for_the_end_of_the_turn_before(void **state)
         io_close(io);
     }
     assert_int_equal(digest[0], digest[1]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_an_eos_ends_an_answer),
-        cmocka_unit_test(chunks_that_are_shared_on_the_device_count_as_committed),
-        cmocka_unit_test(a_tail_without_the_wanted_records_is_computed_again),
-        cmocka_unit_test(each_request_has_its_own_shaping),
-        cmocka_unit_test(blocks_before_a_window_are_not_shared),
-        cmocka_unit_test(a_turn_computes_only_what_is_new),
-        cmocka_unit_test(a_turn_waits_for_the_end_of_the_turn_before),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

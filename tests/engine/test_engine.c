@@ -25,7 +25,7 @@ static int add(struct stack *k, const struct et_ask *a, struct seq **s, struct e
     return et_submit(k->engine, q, s, err);
 }
 
-static void context_limit(void **state)
+TEST(context_limit)
 {
     int32_t prompt[N_MAX];
     struct stack k;
@@ -59,7 +59,7 @@ static void context_limit(void **state)
 }
 
 /* A refusal says which number is too large, and for which bound. */
-static void refusals_name_their_numbers(void **state)
+TEST(refusals_name_their_numbers)
 {
     static const struct truncation window = {.context = 256, .step = 64, .keep = 64};
     static const struct {
@@ -117,7 +117,7 @@ static void refusals_name_their_numbers(void **state)
 
 /* The reserved bytes are those of the parts: the pool's blocks in all layers, the activations of a
  * batch with the logits, and what restores read into. Nothing lies on the host. */
-static void memory_is_that_of_the_parts(void **state)
+TEST(memory_is_that_of_the_parts)
 {
     struct stack k;
     struct mixed_stats mixed;
@@ -152,7 +152,7 @@ static void memory_is_that_of_the_parts(void **state)
 
 /* Sequences wait if there are more of them than places, or if the pool is smaller than their
  * contexts. */
-static void places_and_blocks(void **state)
+TEST(places_and_blocks)
 {
     int32_t prompt[N_MAX];
     struct stack k;
@@ -205,7 +205,7 @@ static void places_and_blocks(void **state)
 
 /* --- prompts at the edges of a chunk ---------------------------------------------------------- */
 
-static void prompt_lengths(void **state)
+TEST(prompt_lengths)
 {
     static const struct {
         int n, committed, cached;
@@ -239,7 +239,7 @@ static void prompt_lengths(void **state)
     stack_close(&plain);
 }
 
-static void salts_keep_apart(void **state)
+TEST(salts_keep_apart)
 {
     int32_t prompt[200];
     struct stack k;
@@ -272,7 +272,7 @@ static int count_tokens(void *arg, int32_t id)
     return ++*n == cancel_at;
 }
 
-static void cancel(void **state)
+TEST(cancel)
 {
     int32_t prompt[200];
     struct stack k;
@@ -300,7 +300,7 @@ static void cancel(void **state)
 }
 
 /* EOS as the first token, in the middle, and ignored. */
-static void eos(void **state)
+TEST(eos)
 {
     int32_t prompt[100];
     struct stack k;
@@ -332,7 +332,7 @@ static void eos(void **state)
     stack_close(&k);
 }
 
-static void no_tokens_wanted(void **state)
+TEST(no_tokens_wanted)
 {
     int32_t prompt[130];
     struct stack k;
@@ -357,7 +357,7 @@ static void no_tokens_wanted(void **state)
 }
 
 /* A sequence may be removed in any state, even if chunks are open or being written. */
-static void removed_in_any_state(void **state)
+TEST(removed_in_any_state)
 {
     int32_t prompt[300];
     et_prompt(prompt, 300, 8);
@@ -381,7 +381,7 @@ static void removed_in_any_state(void **state)
 
 /* The number of rows that pass the model at once changes no bit, neither in a prefill nor in the
  * recomputation of a restore. */
-static void batches_of_any_size(void **state)
+TEST(batches_of_any_size)
 {
     enum { N = 1500 };
     static const int rows[] = {512, 1024, 1111, 2048};
@@ -426,7 +426,7 @@ enum { N_SEQS = 5 };
 
 /* Sequences with different lengths and parameters come and go. They restore, prefill and decode
  * beside each other. Each gives the same result as alone, with a saver and without. */
-static void phases_beside_each_other(void **state)
+TEST(phases_beside_each_other)
 {
     static int32_t prompt[N_SEQS][400];
     static struct et_run alone[N_SEQS], r;
@@ -487,7 +487,7 @@ static void phases_beside_each_other(void **state)
 /* The engine learns the time of a row from the passes of prefills, and the time of a decode step
  * from those of decodes. Neither learned time exceeds the time of the steps that taught it, as this
  * test's own clock measures it. */
-static void steps_teach_what_their_passes_took(void **state)
+TEST(steps_teach_what_their_passes_took)
 {
     enum { N_ROWS = 100, N_DECODES = 6 };
     int32_t prompt[N_ROWS];
@@ -516,7 +516,7 @@ static void steps_teach_what_their_passes_took(void **state)
 }
 
 /* No saver changes logits, however slow or broken its store is. */
-static void saver_changes_nothing(void **state)
+TEST(saver_changes_nothing)
 {
     int32_t prompt[700];
     static struct et_run ref, r;
@@ -567,7 +567,7 @@ static void saver_changes_nothing(void **state)
 }
 
 /* A store at its cap refuses saves, but fails no request. */
-static void small_caps(void **state)
+TEST(small_caps)
 {
     int32_t prompt[400];
     static struct et_run ref, r;
@@ -605,7 +605,7 @@ static uint64_t appended_bytes(struct stack *k)
 
 /* Equal prefixes are stored once, byte for byte: those of sequences in one batch, of consecutive
  * sequences, and of sequences that diverge later. */
-static void prefixes_are_stored_once(void **state)
+TEST(prefixes_are_stored_once)
 {
     enum { N = 4 };
     int32_t prompt[N][320];
@@ -649,7 +649,7 @@ static void prefixes_are_stored_once(void **state)
 
 /* When a prefix is computed again, the records that the best plan lacks are added, and no others.
  * The chunk then has its earlier records and the added ones. */
-static void records_are_added(void **state)
+TEST(records_are_added)
 {
     int32_t prompt[320];
     struct stack k;
@@ -688,7 +688,7 @@ static void records_are_added(void **state)
 
 /* More sequences run than the save buffer has room for. Each gives the same result as alone. Some
  * stop being saved and give the reason; requested again, they are saved. */
-static void small_save_buffer(void **state)
+TEST(small_save_buffer)
 {
     enum { N = 24 };
     static struct et_run ref[N], r;
@@ -737,7 +737,7 @@ static void small_save_buffer(void **state)
     stack_close(&k);
 }
 
-static void other_models_are_a_miss_with_a_reason(void **state)
+TEST(other_models_are_a_miss_with_a_reason)
 {
     int32_t prompt[200];
     struct stack k;
@@ -803,7 +803,7 @@ static int count_idle_steps(struct stack *k, struct seq *s)
 /* If the saver has no free memory, a prefill waits for the saver within its step, provided that
  * nothing else runs. Beside a decode the prefill is left out of the step, so the decode goes on,
  * and a later step continues the prefill. In both cases all of the prompt's state is saved. */
-static void a_prefill_waits_where_nothing_decodes(void **state)
+TEST(a_prefill_waits_where_nothing_decodes)
 {
     static int32_t prompt[SAVED], other[8];
     struct err err = {0};
@@ -875,7 +875,7 @@ static uint64_t digest_of(struct service *s, const struct stack *k, const struct
 
 /* A service without requests gives memory back, and computes the same afterwards. One that may not
  * rest keeps it. */
-static void idle_services_rest(void **state)
+TEST(idle_services_rest)
 {
     int32_t prompt[200];
     et_prompt(prompt, 200, 3);
@@ -903,32 +903,4 @@ static void idle_services_rest(void **state)
         service_destroy(s);
         stack_close(&k);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(context_limit),
-        cmocka_unit_test(idle_services_rest),
-        cmocka_unit_test(refusals_name_their_numbers),
-        cmocka_unit_test(memory_is_that_of_the_parts),
-        cmocka_unit_test(places_and_blocks),
-        cmocka_unit_test(prompt_lengths),
-        cmocka_unit_test(salts_keep_apart),
-        cmocka_unit_test(cancel),
-        cmocka_unit_test(eos),
-        cmocka_unit_test(no_tokens_wanted),
-        cmocka_unit_test(removed_in_any_state),
-        cmocka_unit_test(batches_of_any_size),
-        cmocka_unit_test(phases_beside_each_other),
-        cmocka_unit_test(steps_teach_what_their_passes_took),
-        cmocka_unit_test(saver_changes_nothing),
-        cmocka_unit_test(small_caps),
-        cmocka_unit_test(prefixes_are_stored_once),
-        cmocka_unit_test(records_are_added),
-        cmocka_unit_test(small_save_buffer),
-        cmocka_unit_test(other_models_are_a_miss_with_a_reason),
-        cmocka_unit_test(a_prefill_waits_where_nothing_decodes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

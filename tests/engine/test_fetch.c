@@ -46,7 +46,7 @@ static uint64_t n_promoted(const struct stack *k)
     return d.n_promoted;
 }
 
-static void a_waiting_request_is_restored_from_dram(void **state)
+TEST(a_waiting_request_is_restored_from_dram)
 {
     struct stack k;
     struct et_run want, got;
@@ -75,7 +75,7 @@ static void a_waiting_request_is_restored_from_dram(void **state)
 
 /* Nothing is fetched with --prefetch off, for requests that were cancelled, and for state in the KV
  * pool. */
-static void only_what_is_needed_is_fetched(void **state)
+TEST(only_what_is_needed_is_fetched)
 {
     struct stack k;
     struct et_run want, got;
@@ -116,7 +116,7 @@ static void only_what_is_needed_is_fetched(void **state)
 
 /* The arena has room for one context. When the first request computes, its copies make room for
  * those of the second request, even if nothing else happens. */
-static void room_is_used_again_at_once(void **state)
+TEST(room_is_used_again_at_once)
 {
     struct stack k;
     struct et_run want, got;
@@ -154,7 +154,7 @@ static void room_is_used_again_at_once(void **state)
 
 /* Nothing is read ahead for a request whose new tokens take longer to compute than its state takes
  * to load: they hide the load. */
-static void a_long_prompt_is_not_read_ahead_for(void **state)
+TEST(a_long_prompt_is_not_read_ahead_for)
 {
     static int32_t longer[WT_PROMPT + 400];
     struct stack k;
@@ -183,7 +183,7 @@ static void a_long_prompt_is_not_read_ahead_for(void **state)
 
 /* A request at the head of the queue never waits for a fetch of a later one: while a restore has
  * reads in flight, here one that hangs, no fetch begins. */
-static void restores_come_before_fetches(void **state)
+TEST(restores_come_before_fetches)
 {
     struct stack k;
     struct et_run want, got;
@@ -248,7 +248,7 @@ static double price_of_prompt(const struct stack *k)
 
 /* A fetch may need memory that the system has to provide first. It is not made if that costs more
  * time than the fetch saves. */
-static void a_fetch_that_costs_more_than_it_saves_is_not_made(void **state)
+TEST(a_fetch_that_costs_more_than_it_saves_is_not_made)
 {
     struct stack k;
     struct et_run want, got;
@@ -292,7 +292,7 @@ static int n_held(struct stack *k)
 
 /* The store learns which chunks the KV pool holds. A chunk is held from the time that its block is
  * known there until the block is reused. */
-static void the_store_knows_what_the_pool_holds(void **state)
+TEST(the_store_knows_what_the_pool_holds)
 {
     struct stack k;
     struct et_run want, got;
@@ -339,7 +339,7 @@ static void drop_copies(struct stack *k, int from)
 }
 
 /* If the disk is slower than recomputing, exactly the chunks in DRAM are restored. */
-static void plans_price_chunks_by_where_they_lie(void **state)
+TEST(plans_price_chunks_by_where_they_lie)
 {
     struct stack k;
     struct et_run want, got;
@@ -376,7 +376,7 @@ static void plans_price_chunks_by_where_they_lie(void **state)
 
 /* On a disk that reads hidden states faster than keys and values, chunks in DRAM are still restored
  * as keys and values. */
-static void each_tier_has_its_own_letter(void **state)
+TEST(each_tier_has_its_own_letter)
 {
     enum { N_LAYERS = 4, IN_DRAM = 3 };
     struct stack k;
@@ -414,21 +414,4 @@ static void each_tier_has_its_own_letter(void **state)
     et_same(&want, &got, "hidden states from both tiers");
     stack_close(&k);
     io_close(disk);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_waiting_request_is_restored_from_dram),
-        cmocka_unit_test(only_what_is_needed_is_fetched),
-        cmocka_unit_test(room_is_used_again_at_once),
-        cmocka_unit_test(a_long_prompt_is_not_read_ahead_for),
-        cmocka_unit_test(restores_come_before_fetches),
-        cmocka_unit_test(a_fetch_that_costs_more_than_it_saves_is_not_made),
-        cmocka_unit_test(the_store_knows_what_the_pool_holds),
-        cmocka_unit_test(plans_price_chunks_by_where_they_lie),
-        cmocka_unit_test(each_tier_has_its_own_letter),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 
 /* A batch is cut into as many pieces as there are stages, unless pieces would have fewer than 128
  * rows. */
-static void a_batch_is_cut_by_its_rows(void **state)
+TEST(a_batch_is_cut_by_its_rows)
 {
     struct device d = {.n_stages = 3};
     static const struct {
@@ -23,7 +23,7 @@ enum { N_SEQS = 4, N_ROWS = 10 };
 
 /* Four sequences with 1, 4, 2 and 3 rows are cut into n pieces. Every row is in one piece, in its
  * order, with its sequence's table and position. Pieces may end inside sequences. */
-static void every_row_is_in_one_piece(void **state)
+TEST(every_row_is_in_one_piece)
 {
     static const int n_rows[N_SEQS] = {1, 4, 2, 3};
     static const int64_t pos0[N_SEQS] = {100, 7, 64, 0};
@@ -123,7 +123,7 @@ static void compute(struct io *disk, int n_stages, struct et_run r[2])
 
 /* State that two stages have computed and saved in pieces equals the state of one device, and one
  * device restores it. */
-static void pieces_have_the_bits_of_one_device(void **state)
+TEST(pieces_have_the_bits_of_one_device)
 {
     struct et_run whole[2], pieces[2], restored[2];
     struct io *disk = et_disk(1, (uint64_t)64 << 20),
@@ -143,11 +143,6 @@ static void pieces_have_the_bits_of_one_device(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_batch_is_cut_by_its_rows),
-        cmocka_unit_test(every_row_is_in_one_piece),
-        cmocka_unit_test(pieces_have_the_bits_of_one_device),
-    };
     et_small_prompt(prompt, LONG, 9);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

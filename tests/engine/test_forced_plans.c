@@ -48,7 +48,7 @@ static void make_reference(void)
 }
 
 /* For every set of missing records the answer has the same bits as a computed one. */
-static void missing_records(void **state)
+TEST(missing_records)
 {
     static const struct {
         const char *save, *plan, *layers;
@@ -80,7 +80,7 @@ static void missing_records(void **state)
 }
 
 /* Chunks of one context were saved under different policies. */
-static void ranges_that_differ(void **state)
+TEST(ranges_that_differ)
 {
     static const struct {
         const char *save[2], *plan;
@@ -103,7 +103,7 @@ static void ranges_that_differ(void **state)
 
 /* Records are lost while they are read. The tokens after them are computed, and the result reports
  * a miss. */
-static void chunks_lost_on_the_way(void **state)
+TEST(chunks_lost_on_the_way)
 {
     make_reference();
     struct stack k;
@@ -120,7 +120,7 @@ static void chunks_lost_on_the_way(void **state)
     io_close(io);
 }
 
-static void an_empty_store(void **state)
+TEST(an_empty_store)
 {
     make_reference();
     struct stack k;
@@ -129,16 +129,4 @@ static void an_empty_store(void **state)
     et_same(&r, &ref, "kv");
     assert_int_equal(r.plan.n_layers, 0);
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(missing_records),
-        cmocka_unit_test(ranges_that_differ),
-        cmocka_unit_test(chunks_lost_on_the_way),
-        cmocka_unit_test(an_empty_store),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static void decode_together(bool graphs, struct et_run r[N_COMPANY])
     stack_close(&k);
 }
 
-static void recorded_graphs_change_no_bit(void **state)
+TEST(recorded_graphs_change_no_bit)
 {
     static const char *const maths[] = {"fast", "fixed", "exact"};
     for (int m = 0; m < 3; m++) {
@@ -65,7 +65,7 @@ static void recorded_graphs_change_no_bit(void **state)
 }
 
 /* With a driver that records nothing, or only a part, the answers are the same. */
-static void no_recording_is_no_fault(void **state)
+TEST(no_recording_is_no_fault)
 {
     static const struct {
         enum cuda_emu_fault what;
@@ -87,10 +87,6 @@ static void no_recording_is_no_fault(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(recorded_graphs_change_no_bit),
-        cmocka_unit_test(no_recording_is_no_fault),
-    };
     et_small_prompt(prompt, N_PROMPT, 7);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

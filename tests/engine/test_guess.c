@@ -30,7 +30,7 @@ static int propose(const char *text, int room, int most, char *out)
     return n;
 }
 
-static void what_followed_is_proposed(void **state)
+TEST(what_followed_is_proposed)
 {
     static const struct {
         const char *text;
@@ -60,7 +60,7 @@ static void what_followed_is_proposed(void **state)
 
 /* Where a token differs from the proposal, the place that was found goes on behind it, as if one
  * token had replaced another. */
-static void a_place_goes_on_beside_the_text(void **state)
+TEST(a_place_goes_on_beside_the_text)
 {
     static const struct {
         char next; /* token of the text */
@@ -86,7 +86,7 @@ static void a_place_goes_on_beside_the_text(void **state)
 
 /* Long texts give what a search of the whole text gives: the longest match among the latest
  * places. */
-static void a_search_of_the_text_agrees(void **state)
+TEST(a_search_of_the_text_agrees)
 {
     enum { N = 600 };
     struct rng r = {.s = 5};
@@ -135,7 +135,7 @@ static struct guess_seq proposal(int most, double rate)
     return s;
 }
 
-static void the_price_of_a_row_decides(void **state)
+TEST(the_price_of_a_row_decides)
 {
     static const struct {
         const char *what;
@@ -174,7 +174,7 @@ static void the_price_of_a_row_decides(void **state)
 }
 
 /* One client's sure guesses may not slow down a client who has none. */
-static void no_sequence_pays_for_another(void **state)
+TEST(no_sequence_pays_for_another)
 {
     struct guess_speed dear = speed_of(3, 0.8), cheap = speed_of(30, 0.2);
     for (int with = 0; with < 2; with++) {
@@ -203,7 +203,7 @@ static double tokens_of(const struct guess_seq *q, int n_seqs)
 
 /* Whatever passes take, the decision never lowers the expected speed, and no other number of
  * guesses for one sequence is better by more than the 3 % that a guess must be worth. */
-static void the_expected_speed_never_falls(void **state)
+TEST(the_expected_speed_never_falls)
 {
     struct rng r = {.s = 9};
     for (int round = 0; round < 3000; round++) {
@@ -237,7 +237,7 @@ static void the_expected_speed_never_falls(void **state)
     }
 }
 
-static void rates_are_learned(void **state)
+TEST(rates_are_learned)
 {
     struct guess_rates all = guess_rates_first(), own = {0}, other = {0};
     assert_true(guess_rate(&own, &all, 3) < guess_rate(&own, &all, 30));
@@ -253,7 +253,7 @@ static void rates_are_learned(void **state)
 }
 
 /* A pass between two known ones is interpolated, and never cheaper than a smaller one. */
-static void passes_are_learned(void **state)
+TEST(passes_are_learned)
 {
     struct guess_speed s = {0};
     assert_true(guess_pass_ns(&s, 1) == 0);
@@ -282,7 +282,7 @@ static void passes_are_learned(void **state)
 }
 
 /* A pass that was held up does not end guesses of its number; many do. */
-static void one_pass_tells_little(void **state)
+TEST(one_pass_tells_little)
 {
     struct guess_speed s = {0};
     struct guess_seq q = proposal(15, 0.95);
@@ -348,7 +348,7 @@ static double speedup(uint64_t seed, double row, int n_seqs, int n_copy, double 
     return tokens / ms / (off_tokens / off_ms);
 }
 
-static void a_machine_that_varies_loses_nothing(void **state)
+TEST(a_machine_that_varies_loses_nothing)
 {
     static const struct {
         const char *what;
@@ -375,7 +375,7 @@ static void a_machine_that_varies_loses_nothing(void **state)
 
 /* Behind right tokens a match is longer, and so its next guess is more often right: a short match
  * may be worth several guesses. */
-static void rates_grow_with_the_match(void **state)
+TEST(rates_grow_with_the_match)
 {
     struct guess_rates all = guess_rates_first();
     struct guess_speed s = speed_of(3, 0.9);
@@ -421,7 +421,7 @@ static void open_guessing(struct stack *k, const char *model, const char *guesse
 
 /* Answers with guesses have the bits of answers without, alone and in a batch, at any temperature;
  * what they save restores to the same bits; and guesses that were right are counted. */
-static void answers_have_the_same_bits(void **state)
+TEST(answers_have_the_same_bits)
 {
     static const char *const models[] = {"models/demo", "synth:tiny-gqa"};
     static const float temperatures[] = {0, 0.7F, 2};
@@ -477,7 +477,7 @@ static void answers_have_the_same_bits(void **state)
 }
 
 /* A truncated context moves its window at the same tokens. */
-static void windows_move_at_the_same_tokens(void **state)
+TEST(windows_move_at_the_same_tokens)
 {
     struct et_run run[2];
     int32_t prompt[N_PROMPT];
@@ -496,24 +496,4 @@ static void windows_move_at_the_same_tokens(void **state)
     et_same(&run[0], &run[1], "truncated");
     assert_int_equal(run[0].n_stairs, run[1].n_stairs);
     assert_true(run[0].n_stairs >= 3);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_followed_is_proposed),
-        cmocka_unit_test(a_place_goes_on_beside_the_text),
-        cmocka_unit_test(a_search_of_the_text_agrees),
-        cmocka_unit_test(the_price_of_a_row_decides),
-        cmocka_unit_test(no_sequence_pays_for_another),
-        cmocka_unit_test(the_expected_speed_never_falls),
-        cmocka_unit_test(rates_are_learned),
-        cmocka_unit_test(passes_are_learned),
-        cmocka_unit_test(one_pass_tells_little),
-        cmocka_unit_test(a_machine_that_varies_loses_nothing),
-        cmocka_unit_test(rates_grow_with_the_match),
-        cmocka_unit_test(answers_have_the_same_bits),
-        cmocka_unit_test(windows_move_at_the_same_tokens),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,7 @@ static const struct hybrid_memory no_device = {0, 1e18};
 
 /* --- closed forms ----------------------------------------------------------------------------- */
 
-static void the_best_mixture_counts_the_transfer_of_act_blocks(void **state)
+TEST(the_best_mixture_counts_the_transfer_of_act_blocks)
 {
     const double x = 1.96; /* OPT-30B on an RTX 4090 with PCIe 4 */
     struct hybrid_machine m = machine_of(x);
@@ -37,7 +37,7 @@ static void the_best_mixture_counts_the_transfer_of_act_blocks(void **state)
     assert_true(fabs((double)s.kv_host / (double)s.act_host - 1.46) < 1e-3);
 }
 
-static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
+TEST(a_balanced_mixture_takes_x_of_x_and_a_half)
 {
     for (double x = 0.5; x <= 16; x *= 2) {
         struct hybrid_machine m = machine_of(x);
@@ -51,7 +51,7 @@ static void a_balanced_mixture_takes_x_of_x_and_a_half(void **state)
     }
 }
 
-static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
+TEST(little_gain_or_grouped_heads_mean_no_act_blocks)
 {
     struct hybrid_machine m = machine_of(16.0);
     struct hybrid_split s;
@@ -67,7 +67,7 @@ static void little_gain_or_grouped_heads_mean_no_act_blocks(void **state)
     assert_int_equal(s.act_host + s.act_device, 0);
 }
 
-static void memory_asks_for_act_blocks_that_time_does_not(void **state)
+TEST(memory_asks_for_act_blocks_that_time_does_not)
 {
     struct hybrid_machine m = machine_of(100);
     struct hybrid_split s;
@@ -83,7 +83,7 @@ static void memory_asks_for_act_blocks_that_time_does_not(void **state)
     assert_int_equal(s.act_host, 90);
 }
 
-static void act_blocks_come_to_the_device_first(void **state)
+TEST(act_blocks_come_to_the_device_first)
 {
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
@@ -102,7 +102,7 @@ static void act_blocks_come_to_the_device_first(void **state)
  * blocks. If all requests have equal mixtures, the step is slower than with KV blocks alone,
  * because two requests compute beside the load of one. With 800 ACT blocks in the small mini-batch
  * and 2800 in the large one, both lanes take 1600 s and then 5600 s. */
-static void a_small_mini_batch_has_more_act_blocks(void **state)
+TEST(a_small_mini_batch_has_more_act_blocks)
 {
     struct hybrid_machine m = machine_of(2);
     struct hybrid_split s;
@@ -130,7 +130,7 @@ static void a_small_mini_batch_has_more_act_blocks(void **state)
 /* Ten requests of six blocks, at most four at a time, form three mini-batches. 31 or 32 of the 60
  * blocks are ACT blocks, as with mini-batches of equal size. With equal numbers in each request
  * only 25 would be. */
-static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
+TEST(ten_requests_reach_the_mixture_of_equal_mini_batches)
 {
     struct hybrid_machine m = machine_of(1.4);
     struct hybrid_split s;
@@ -152,7 +152,7 @@ static void ten_requests_reach_the_mixture_of_equal_mini_batches(void **state)
 /* The forward pass takes three fifths of the link's time. The forward pass of the large mini-batch
  * takes longer than the load of the small one, so each ACT block lengthens the step. Equal
  * mini-batches would gain 5 %. */
-static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
+TEST(unequal_mini_batches_may_have_nothing_to_gain)
 {
     struct hybrid_machine m = machine_of(4);
     struct hybrid_split s;
@@ -168,7 +168,7 @@ static void unequal_mini_batches_may_have_nothing_to_gain(void **state)
 /* Each mini-batch but the first reads the layer's weights again. With x = 1 and 600 blocks, ACT
  * blocks take 400 s of compute beside a load of 400 s. If 2 further mini-batches take 30 s each for
  * the weights, ACT blocks get 360 s. */
-static void further_mini_batches_read_the_layer_again(void **state)
+TEST(further_mini_batches_read_the_layer_again)
 {
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
@@ -186,7 +186,7 @@ static void further_mini_batches_read_the_layer_again(void **state)
 
 /* The first load and the last computation of a step overlap nothing. A step of one layer and one
  * mini-batch has no overlap at all, and each ACT block only costs time. */
-static void a_step_of_few_layers_overlaps_little(void **state)
+TEST(a_step_of_few_layers_overlaps_little)
 {
     struct hybrid_machine m = machine_of(1);
     struct hybrid_split s;
@@ -203,7 +203,7 @@ static void a_step_of_few_layers_overlaps_little(void **state)
 
 /* --- Algorithm 1 ------------------------------------------------------------------------------ */
 
-static void algorithm_1_as_printed(void **state)
+TEST(algorithm_1_as_printed)
 {
     struct hybrid_machine m = machine_of(2);
     struct hybrid_shares s;
@@ -224,7 +224,7 @@ static void algorithm_1_as_printed(void **state)
     assert_true(s.act_host == 10 && s.kv_host == 0);
 }
 
-static void the_next_block_keeps_the_ratio(void **state)
+TEST(the_next_block_keeps_the_ratio)
 {
     /* The paper's example: a ratio of 3 : 1, and a request that has five ACT blocks and two KV
      * blocks. */
@@ -274,7 +274,7 @@ static void draw(struct rng *r, struct hybrid_machine *m, struct hybrid_memory *
         rng_below(r, 3) == 0 ? between(r, 0.5, 2) * (double)*n_blocks : 1e18};
 }
 
-static void no_fixed_ratio_is_better(void **state)
+TEST(no_fixed_ratio_is_better)
 {
     struct rng r = {2026};
     int n_mixed = 0, n_plain = 0, n_none = 0;
@@ -377,7 +377,7 @@ static double simulate_split(const struct hybrid_machine *m, const struct hybrid
     return simulate(m, s, act, part);
 }
 
-static void an_event_simulation_finds_hardly_better(void **state)
+TEST(an_event_simulation_finds_hardly_better)
 {
     struct rng r = {300};
     double worst = 0, sum = 0;
@@ -432,7 +432,7 @@ static double best_of_all_shares(const struct hybrid_machine *m, int64_t blocks)
 
 /* Mini-batches of unequal size: no other division of the ACT blocks is much faster than the
  * policy's. */
-static void all_shares_of_mini_batches_find_hardly_better(void **state)
+TEST(all_shares_of_mini_batches_find_hardly_better)
 {
     struct rng r = {77};
     double worst = 0, sum = 0, worst_equal = 0;
@@ -480,7 +480,7 @@ static void all_shares_of_mini_batches_find_hardly_better(void **state)
 /* A transfer costs much, however short it is, and compute takes longer in any case. The first load
  * of a step overlaps nothing, so the best mixture is the least one that leaves nothing on the
  * host. */
-static void a_dear_transfer_is_avoided_altogether(void **state)
+TEST(a_dear_transfer_is_avoided_altogether)
 {
     const struct hybrid_machine m = {.forward_s = 0.1,
                                      .project = {0, 1e-7},
@@ -496,27 +496,4 @@ static void a_dear_transfer_is_avoided_altogether(void **state)
     assert_int_equal(s.kv_device, 50);
     assert_int_equal(s.act_host + s.kv_host, 0);
     assert_true(s.link_s == 0 && s.fits);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_best_mixture_counts_the_transfer_of_act_blocks),
-        cmocka_unit_test(a_balanced_mixture_takes_x_of_x_and_a_half),
-        cmocka_unit_test(little_gain_or_grouped_heads_mean_no_act_blocks),
-        cmocka_unit_test(memory_asks_for_act_blocks_that_time_does_not),
-        cmocka_unit_test(act_blocks_come_to_the_device_first),
-        cmocka_unit_test(a_small_mini_batch_has_more_act_blocks),
-        cmocka_unit_test(ten_requests_reach_the_mixture_of_equal_mini_batches),
-        cmocka_unit_test(unequal_mini_batches_may_have_nothing_to_gain),
-        cmocka_unit_test(further_mini_batches_read_the_layer_again),
-        cmocka_unit_test(a_step_of_few_layers_overlaps_little),
-        cmocka_unit_test(algorithm_1_as_printed),
-        cmocka_unit_test(the_next_block_keeps_the_ratio),
-        cmocka_unit_test(no_fixed_ratio_is_better),
-        cmocka_unit_test(an_event_simulation_finds_hardly_better),
-        cmocka_unit_test(all_shares_of_mini_batches_find_hardly_better),
-        cmocka_unit_test(a_dear_transfer_is_avoided_altogether),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,7 @@ static struct plan_request request(void)
 
 /* A prediction shows the spans of the simulated restore, ordered by their beginning. It leaves out
  * prefill and copies to the device. */
-static void a_prediction_shows_the_simulated_restore(void **state)
+TEST(a_prediction_shows_the_simulated_restore)
 {
     static const char *const modes[] = {"RRHHKK", "HHHHHH", "KKKKKK", "RRRRRR"};
     struct hcache_lanes lanes = {0};
@@ -74,12 +74,4 @@ static void a_prediction_shows_the_simulated_restore(void **state)
             free(p);
         }
     free(lanes.span);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_prediction_shows_the_simulated_restore),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -38,7 +38,7 @@ static struct lead_request request(int i, int n_tokens, int differs, enum sched_
                                  .may_reuse = true};
 }
 
-static void the_next_chunk_decides(void **state)
+TEST(the_next_chunk_decides)
 {
     struct lead_request s = request(0, 200, 200, SCHED_WAITING, 0);
     struct lead_request x = request(1, 200, 100, SCHED_PREFILL, 0);
@@ -57,7 +57,7 @@ static void the_next_chunk_decides(void **state)
 
 /* A request always computes its last token. So of 65 tokens a whole chunk can be taken over, and of
  * 64 tokens only a part of a chunk, which needs a copy. */
-static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
+TEST(a_part_of_a_chunk_is_waited_for_where_it_is_copied)
 {
     struct lead_request x = request(1, 200, 200, SCHED_PREFILL, 0);
     struct lead_request s = request(0, 64, 64, SCHED_WAITING, 0);
@@ -84,7 +84,7 @@ static void a_part_of_a_chunk_is_waited_for_where_it_is_copied(void **state)
     assert_false(lead_is_ahead(&x, &s, 1));
 }
 
-static void other_roots_never_lead(void **state)
+TEST(other_roots_never_lead)
 {
     struct lead_request s = request(0, 64, 64, SCHED_WAITING, 0);
     struct lead_request x = request(1, 64, 64, SCHED_PREFILL, 0);
@@ -94,7 +94,7 @@ static void other_roots_never_lead(void **state)
     assert_false(lead_is_ahead(&x, &s, 0));
 }
 
-static void those_at_work_lead_and_those_that_came_first(void **state)
+TEST(those_at_work_lead_and_those_that_came_first)
 {
     struct lead_request r[3];
     for (int i = 0; i < 3; i++)
@@ -110,15 +110,4 @@ static void those_at_work_lead_and_those_that_came_first(void **state)
     assert_int_equal(lead_find(r, 3, 0, 0), -1);
     r[1].may_reuse = false;
     assert_int_equal(lead_find(r, 3, 1, 0), -1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_next_chunk_decides),
-        cmocka_unit_test(a_part_of_a_chunk_is_waited_for_where_it_is_copied),
-        cmocka_unit_test(other_roots_never_lead),
-        cmocka_unit_test(those_at_work_lead_and_those_that_came_first),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

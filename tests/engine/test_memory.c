@@ -96,7 +96,7 @@ static void open_and_close(void *arg)
     hcache_close(h);
 }
 
-static void requests(void **state)
+TEST(requests)
 {
     struct stack k;
     et_prompt(prompt, N_PROMPT, 5);
@@ -106,7 +106,7 @@ static void requests(void **state)
     memtest_walk("a request that saves and one that restores", life, NULL, LIVES);
 }
 
-static void handles(void **state)
+TEST(handles)
 {
     struct hcache_opts o = {.model = "synth:tiny-mha", .dtype = "f32", .threads = 1};
     struct hcache_err e = {0};
@@ -119,10 +119,6 @@ static void handles(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests),
-        cmocka_unit_test(handles),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -36,7 +36,7 @@ static void serve(struct stack *k, bool has_store)
     }
 }
 
-static void one_piece_for_the_device(void **state)
+TEST(one_piece_for_the_device)
 {
     static const struct {
         const char *model, *dtype;
@@ -70,7 +70,7 @@ static void one_piece_for_the_device(void **state)
 }
 
 /* Whichever allocation is refused, opening reports it, and nothing leaks. */
-static void refused_memory_is_reported(void **state)
+TEST(refused_memory_is_reported)
 {
     int n_refused = 0;
     for (int at = 0;; at++) {
@@ -98,7 +98,7 @@ static void refused_memory_is_reported(void **state)
 
 /* If memory is too small, a message lists the needs of all parts with advice, before anything is
  * loaded. */
-static void too_little_memory_names_the_parts(void **state)
+TEST(too_little_memory_names_the_parts)
 {
     struct stack_opts o = options("synth:tiny-mha", "bf16");
     struct stack k;
@@ -119,11 +119,6 @@ static void too_little_memory_names_the_parts(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_piece_for_the_device),
-        cmocka_unit_test(refused_memory_is_reported),
-        cmocka_unit_test(too_little_memory_names_the_parts),
-    };
     et_small_prompt(prompt, N_PROMPT, 3);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

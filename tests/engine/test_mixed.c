@@ -7,7 +7,7 @@
 #include "engine/hybrid_share.h"
 #include "tests/engine/mixedtest.h"
 
-static void random_patterns_have_the_same_bits(void **state)
+TEST(random_patterns_have_the_same_bits)
 {
     mx_compare(&(struct mx_case){"cpu", "synth:tiny-mha", 16, 75, 1});
     mx_compare(&(struct mx_case){"cpu", "synth:tiny-gqa", 8, 75, 2});
@@ -88,7 +88,7 @@ static void count_full(const struct job *j, int64_t n[PLACES_CLASSES])
 
 /* The pool has the blocks that the policy chose for the batch. Each decode step moves the bytes
  * that the policy computes, layer by layer, and projects every ACT block. */
-static void a_step_moves_the_bytes_of_the_policy(void **state)
+TEST(a_step_moves_the_bytes_of_the_policy)
 {
     struct hybrid_machine m = {.project = {0, 1e-3},
                                .link = {0, 1e-8},
@@ -136,7 +136,7 @@ static void a_step_moves_the_bytes_of_the_policy(void **state)
 /* Three sequences of five blocks form two mini-batches: a pair, and the third sequence alone. The
  * pair computes while the third sequence is loaded, so the pair gets fewer ACT blocks. The
  * mini-batches and the numbers of ACT blocks are those of the policy. */
-static void sequences_get_the_shares_of_their_mini_batches(void **state)
+TEST(sequences_get_the_shares_of_their_mini_batches)
 {
     enum { N = 3, N_BLOCKS = 5 };
     struct hybrid_machine m = {.project = {0, 2e-3},
@@ -184,7 +184,7 @@ static void sequences_get_the_shares_of_their_mini_batches(void **state)
 
 /* The bytes that stand for weights come over the link in parts, one before each mini-batch. After a
  * step all of them have come. */
-static void bytes_for_weights_come_in_parts(void **state)
+TEST(bytes_for_weights_come_in_parts)
 {
     enum { ODD = 1001 };
     struct job j;
@@ -209,7 +209,7 @@ static void bytes_for_weights_come_in_parts(void **state)
 
 /* The first two blocks of each context are kept as tokens only, although there is room for more. A
  * step computes their rows again and loads only the other blocks. */
-static void tokens_are_computed_again(void **state)
+TEST(tokens_are_computed_again)
 {
     struct job j;
     struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 12},
@@ -235,7 +235,7 @@ static void tokens_are_computed_again(void **state)
 
 /* Equation 11 of the paper: while blocks of both types are left, no sequence is more than one block
  * off the ratio. */
-static void sequences_have_the_ratio(void **state)
+TEST(sequences_have_the_ratio)
 {
     struct job j;
     struct mixed_opts mo = {
@@ -274,7 +274,7 @@ static const int *by_request(void *arg, const struct kv_table *t)
  * while the other is loaded. `print`, the paper's method, adds requests in order while its measure
  * F_b does not grow. F_b is infinite for KV blocks alone, so a second request with KV blocks is
  * added. */
-static void mini_batches_are_those_of_the_policy(void **state)
+TEST(mini_batches_are_those_of_the_policy)
 {
     static const int full_blocks[N_SEQS] = {2, 4, 4, 2};
     static const struct {
@@ -318,7 +318,7 @@ static void mini_batches_are_those_of_the_policy(void **state)
  */
 
 /* With blocks for only one context, requests run one after another, and all succeed. */
-static void a_full_arena_means_fewer_at_once(void **state)
+TEST(a_full_arena_means_fewer_at_once)
 {
     struct job j;
     struct err err = {0};
@@ -348,7 +348,7 @@ static void a_full_arena_means_fewer_at_once(void **state)
 }
 
 /* Sequences with equal beginnings share full blocks of any type and place. */
-static void beginnings_are_shared(void **state)
+TEST(beginnings_are_shared)
 {
     struct job j;
     struct mixed_opts mo = {.n = {1, 1, 8, 8}, .act_share = 1, .kv_share = 1};
@@ -366,7 +366,7 @@ static void beginnings_are_shared(void **state)
 
 /* Partial blocks are not copied. So prompts shorter than a block that differ only in their last
  * token do not wait for each other, and all are computed in the first step. */
-static void short_beginnings_are_not_waited_for(void **state)
+TEST(short_beginnings_are_not_waited_for)
 {
     struct job j;
     struct mixed_opts mo = {.n = {0, 0, 8, 8}, .act_share = 1, .kv_share = 1};
@@ -406,7 +406,7 @@ static void f16_open(struct stack *k, const struct mixed_opts *mo)
 /* One sequence's values leave the range of f16. Sequences that decode in the same step lose their
  * places. They come back with the tokens and logits that they have alone, although the failed step
  * had moved their tails. */
-static void values_out_of_range_end_one_sequence(void **state)
+TEST(values_out_of_range_end_one_sequence)
 {
     struct mixed_opts mo = {.n = {1, 2, 6, 6}, .act_share = 1, .kv_share = 1};
     struct stack k;
@@ -446,7 +446,7 @@ static void values_out_of_range_end_one_sequence(void **state)
 }
 
 /* The pool has the blocks that are reserved, whatever max_kv_tokens says. */
-static void the_pool_has_the_reserved_blocks(void **state)
+TEST(the_pool_has_the_reserved_blocks)
 {
     struct job j;
     struct engine_stats st;
@@ -457,7 +457,7 @@ static void the_pool_has_the_reserved_blocks(void **state)
     job_close(&j, 1);
 }
 
-static void parallel_devices_are_refused(void **state)
+TEST(parallel_devices_are_refused)
 {
     struct stack k;
     struct err err = {0};
@@ -466,25 +466,4 @@ static void parallel_devices_are_refused(void **state)
         &k, &(struct stack_opts){.mixed = &mo, .user.pipeline_parallel = 2}, &err);
     assert_int_equal(rc, ERR_UNSUPPORTED);
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_patterns_have_the_same_bits),
-        cmocka_unit_test(a_step_moves_the_bytes_of_the_policy),
-        cmocka_unit_test(sequences_get_the_shares_of_their_mini_batches),
-        cmocka_unit_test(bytes_for_weights_come_in_parts),
-        cmocka_unit_test(tokens_are_computed_again),
-        cmocka_unit_test(sequences_have_the_ratio),
-        cmocka_unit_test(mini_batches_are_those_of_the_policy),
-        cmocka_unit_test(a_full_arena_means_fewer_at_once),
-        cmocka_unit_test(beginnings_are_shared),
-        cmocka_unit_test(short_beginnings_are_not_waited_for),
-        cmocka_unit_test(values_out_of_range_end_one_sequence),
-        cmocka_unit_test(the_pool_has_the_reserved_blocks),
-        cmocka_unit_test(parallel_devices_are_refused),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

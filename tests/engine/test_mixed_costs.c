@@ -9,7 +9,7 @@
 /* The largest sample has this many blocks. */
 enum { MOST = 16 };
 
-static void a_slowed_link_has_its_cost(void **state)
+TEST(a_slowed_link_has_its_cost)
 {
     static const int rows[] = {1, 40};
     const double rate =
@@ -38,7 +38,7 @@ static void a_slowed_link_has_its_cost(void **state)
 }
 
 /* Measuring leaves nothing behind in the engine: a request has the bits that it had before. */
-static void requests_do_not_notice(void **state)
+TEST(requests_do_not_notice)
 {
     struct stack k;
     struct err err = {0};
@@ -55,14 +55,4 @@ static void requests_do_not_notice(void **state)
     assert_int_equal(et_run(&k, &a, &after), 0);
     et_same(&before, &after, "after the measurement");
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_slowed_link_has_its_cost),
-        cmocka_unit_test(requests_do_not_notice),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,17 +3,9 @@
 #include "tests/unit.h"
 #include "tests/engine/mixedtest.h"
 
-static void random_patterns_have_the_same_bits(void **state)
+TEST(random_patterns_have_the_same_bits)
 {
     et_device.cuda_math = "fixed";
     mx_compare(&(struct mx_case){"cuda", "synth:tiny-mha", 2, 3, 4});
     et_device = (struct device_opts){0};
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_patterns_have_the_same_bits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

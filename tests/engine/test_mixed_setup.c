@@ -75,7 +75,7 @@ static void expect_off(struct mixed_job j, const char *why)
         fail_msg("'%s' does not say '%s'", c.why, why);
 }
 
-static void blocks_stay_on_the_device_if_the_host_gains_nothing(void **state)
+TEST(blocks_stay_on_the_device_if_the_host_gains_nothing)
 {
     struct mixed_job j = job_of(MIXED_AUTO);
     j.unified = true;
@@ -100,7 +100,7 @@ static void blocks_stay_on_the_device_if_the_host_gains_nothing(void **state)
 
 /* At x = 1.4 auto uses the policy's mixture. It uses no mixture if the link is faster than the
  * projection, if heads are grouped, or if the gain is small. */
-static void auto_mixes_where_it_pays(void **state)
+TEST(auto_mixes_where_it_pays)
 {
     struct model m = model_of(16), grouped = model_of(4);
     struct mixed_job j = job_of(MIXED_AUTO);
@@ -139,7 +139,7 @@ static void auto_mixes_where_it_pays(void **state)
     assert_true(n_act((c = choose(&j, &m, 5), &c)) > 0);
 }
 
-static void forced_methods_have_one_type(void **state)
+TEST(forced_methods_have_one_type)
 {
     struct model m = model_of(16);
     struct mixed_job kv = job_of(MIXED_KV), act = job_of(MIXED_ACT);
@@ -153,7 +153,7 @@ static void forced_methods_have_one_type(void **state)
 
 /* The paper's Algorithm 1 is used as printed: ACT blocks fill the device's memory, and the host has
  * the algorithm's shares. */
-static void paper_is_as_printed(void **state)
+TEST(paper_is_as_printed)
 {
     struct model m = model_of(16);
     struct mixed_job j = job_of(MIXED_PRINTED);
@@ -171,7 +171,7 @@ static void paper_is_as_printed(void **state)
     assert_int_equal(c.opts.packing, MIXED_PAPER);
 }
 
-static void too_little_memory_is_refused(void **state)
+TEST(too_little_memory_is_refused)
 {
     struct model m = model_of(16);
     struct mixed_costs c = costs_of(&m, 1.4);
@@ -189,7 +189,7 @@ static void too_little_memory_is_refused(void **state)
 }
 
 /* Many long contexts and a huge host memory make no more blocks than the engine can number. */
-static void blocks_are_bounded(void **state)
+TEST(blocks_are_bounded)
 {
     struct model m = model_of(16);
     m.max_ctx = 1 << 24;
@@ -228,7 +228,7 @@ static void tell_choice(struct textbuf *b, const struct mixed_choice *c)
 }
 
 /* Every method for machines, memories and jobs of several sizes: numbers and words. */
-static void choices_are_the_golden_ones(void **state)
+TEST(choices_are_the_golden_ones)
 {
     static const struct {
         int n_kv_heads, max_ctx, max_seqs;
@@ -260,18 +260,4 @@ static void choices_are_the_golden_ones(void **state)
                 tell_choice(&b, &out);
         }
     golden_check(&b, "tests/engine/golden/mixtures.txt");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(blocks_stay_on_the_device_if_the_host_gains_nothing),
-        cmocka_unit_test(auto_mixes_where_it_pays),
-        cmocka_unit_test(forced_methods_have_one_type),
-        cmocka_unit_test(paper_is_as_printed),
-        cmocka_unit_test(too_little_memory_is_refused),
-        cmocka_unit_test(blocks_are_bounded),
-        cmocka_unit_test(choices_are_the_golden_ones),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -73,7 +73,7 @@ static void hand_over(const struct build *from, const struct build *to, bool is_
 }
 
 /* All pairs of the backends that run without a GPU. */
-static void backends_use_their_own_state(void **state)
+TEST(backends_use_their_own_state)
 {
     /* Short runs on these two backends give the same bits, long runs do not. */
     static const struct build builds[] = {
@@ -109,7 +109,7 @@ static void backends_use_their_own_state(void **state)
 }
 
 /* State saved with one instruction set is restored with another, bit for bit. */
-static void instruction_sets_share_state(void **state)
+TEST(instruction_sets_share_state)
 {
     static const char *const isas[] = {"avx512", "avx2"};
     static const char *const weights[] = {"checkpoint", "q8", "q4", "bf16r"};
@@ -158,7 +158,7 @@ static void remove_model(const char *dir)
 
 /* Editing EOS ids or the maximum context does not change state. Editing the rotation's parameters
  * does. */
-static void edits_of_the_config(void **state)
+TEST(edits_of_the_config)
 {
     static const struct {
         const char *from, *to;
@@ -181,15 +181,4 @@ static void edits_of_the_config(void **state)
     const struct build longer = {.model = FAMILY("llama3"), .max_context = 400};
     hand_over(&plain, &longer, true);
     hand_over(&longer, &plain, true);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(backends_use_their_own_state),
-        cmocka_unit_test(instruction_sets_share_state),
-        cmocka_unit_test(edits_of_the_config),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,7 +115,7 @@ static void let_reads_go_on(void)
 }
 
 /* A prompt of two batches, then decodes. */
-static void batches(void **state)
+TEST(batches)
 {
     place_open(0);
     struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "recompute");
@@ -130,7 +130,7 @@ static void batches(void **state)
 
 /* A recomputed prefix of n layers, in two pieces, whose last layer computes only K and V; a batch
  * of new tokens follows, then decodes. */
-static void recomputed_prefixes(void **state)
+TEST(recomputed_prefixes)
 {
     static const char *const plans[] = {"RKKK", "RRKK", "RRRK"};
     place_open(0);
@@ -154,7 +154,7 @@ static void recomputed_prefixes(void **state)
 }
 
 /* A projection holds its layer; loading keys and values holds none. */
-static void projections(void **state)
+TEST(projections)
 {
     place_open(0);
     struct et_ask a = ask(N_PROMPT, N_GENERATE, "none", "hidden");
@@ -177,7 +177,7 @@ static void projections(void **state)
 /* Layer 0 is recomputed, and the other layers are read. While the reads hang, new tokens pass layer
  * 0 only. When reads go on, the new tokens pass the other layers, and no batch computes them
  * again. */
-static void new_tokens_after_a_restore(void **state)
+TEST(new_tokens_after_a_restore)
 {
     place_open(0);
     stop_reads();
@@ -247,7 +247,7 @@ enum { FEW_ROWS = 16 };
 /* Beside a decode, new tokens pass a layer in pieces. They hold the layer over several steps, and
  * in each of these a batch holds it, too. The new tokens hold every layer once, and each batch
  * holds it once. */
-static void new_tokens_in_pieces_beside_decodes(void **state)
+TEST(new_tokens_in_pieces_beside_decodes)
 {
     int n_acquired[N_LAYERS] = {0}, n_held = 0, n_steps = 0, n_double = 0,
         n_alone_again = 0;
@@ -285,7 +285,7 @@ static void new_tokens_in_pieces_beside_decodes(void **state)
 
 /* A sequence that is removed while its new tokens are in the middle of a layer releases that layer.
  */
-static void new_tokens_that_are_given_up(void **state)
+TEST(new_tokens_that_are_given_up)
 {
     struct seq *d[2] = {NULL};
     place_open(FEW_ROWS);
@@ -305,7 +305,7 @@ static void new_tokens_that_are_given_up(void **state)
 
 /* Work on new tokens that has begun is kept when everything is restored, even in the middle of
  * layer 0. */
-static void new_tokens_that_have_begun(void **state)
+TEST(new_tokens_that_have_begun)
 {
     struct seq s = {0}, other = {0};
     struct fused f = {.seq = &s};
@@ -315,19 +315,4 @@ static void new_tokens_that_have_begun(void **state)
     f.pass = (struct model_pass){.layer = 1};
     assert_true(fused_has_begun(&f, &s));
     assert_false(fused_has_begun(&f, &other));
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches),
-        cmocka_unit_test(recomputed_prefixes),
-        cmocka_unit_test(projections),
-        cmocka_unit_test(new_tokens_after_a_restore),
-        cmocka_unit_test(new_tokens_in_pieces_beside_decodes),
-        cmocka_unit_test(new_tokens_that_are_given_up),
-        cmocka_unit_test(new_tokens_that_have_begun),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

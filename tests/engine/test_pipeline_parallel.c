@@ -91,7 +91,7 @@ static int hand_over(struct io *disk, const struct shape *c, bool from_many, uin
     return n;
 }
 
-static void groups_and_one_device_restore_each_other(void **state)
+TEST(groups_and_one_device_restore_each_other)
 {
     static const struct shape cases[] = {
         {"synth:tiny-mha", "f32", 2, 1},
@@ -123,7 +123,7 @@ static void groups_and_one_device_restore_each_other(void **state)
 
 /* The conversation continues on another number of devices. Its unfinished chunk was saved as
  * rows. */
-static void a_tail_is_restored(void **state)
+TEST(a_tail_is_restored)
 {
     static const struct shape shape = {"synth:tiny-mha", "bf16", 3, 2};
     static const char *const plans[] = {"hidden", "kv", "RHHK", "RRRK"};
@@ -147,7 +147,7 @@ static void a_tail_is_restored(void **state)
 }
 
 /* A prompt diverges inside a block of another prompt. Every stage copies its part of the block. */
-static void a_shared_block_is_copied(void **state)
+TEST(a_shared_block_is_copied)
 {
     struct et_run run[2];
     for (int stages = 1; stages <= 4; stages += 3) {
@@ -167,7 +167,7 @@ static void a_shared_block_is_copied(void **state)
 }
 
 /* In the memory table of the start, stages divide the cache and do not repeat it. */
-static void memory_is_shared_out(void **state)
+TEST(memory_is_shared_out)
 {
     struct stack one, four;
     size_t kv[2], activations, restore;
@@ -185,7 +185,7 @@ static void memory_is_shared_out(void **state)
     stack_close(&four);
 }
 
-static void refuses_what_cannot_be_cut(void **state)
+TEST(refuses_what_cannot_be_cut)
 {
     static const struct {
         int stages, ranks;
@@ -208,16 +208,4 @@ static void refuses_what_cannot_be_cut(void **state)
             fail_msg("'%s' does not say '%s'", err.msg, cases[i].why);
         stack_close(&k);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(groups_and_one_device_restore_each_other),
-        cmocka_unit_test(a_tail_is_restored),
-        cmocka_unit_test(a_shared_block_is_copied),
-        cmocka_unit_test(memory_is_shared_out),
-        cmocka_unit_test(refuses_what_cannot_be_cut),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

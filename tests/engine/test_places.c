@@ -53,7 +53,7 @@ static int by_begin(const void *a, const void *b)
 
 /* Blocks of all layers, tails, scratch and staging do not overlap, and together have the counted
  * size. */
-static void blocks_are_disjoint_and_counted(void **state)
+TEST_WITH(blocks_are_disjoint_and_counted, setup, teardown)
 {
     enum { MOST = 200 };
     struct span s[MOST];
@@ -100,7 +100,7 @@ static void blocks_are_disjoint_and_counted(void **state)
     assert_int_equal(places.act_bytes, 64 * D * 2);
 }
 
-static void numbers_say_the_class(void **state)
+TEST_WITH(numbers_say_the_class, setup, teardown)
 {
     static const enum places_class want[] = {0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 3};
     assert_int_equal(places_n_blocks(&opts), 14);
@@ -119,7 +119,7 @@ static const int *even_odd(void *arg, const struct kv_table *t)
     return t->n_blocks % 2 == 0 ? even : odd;
 }
 
-static void a_pool_of_numbers_takes_classes_in_order(void **state)
+TEST_WITH(a_pool_of_numbers_takes_classes_in_order, setup, teardown)
 {
     int n_asked = 0;
     struct kv_pool_numbers numbers = {
@@ -176,7 +176,7 @@ static void a_pool_of_numbers_takes_classes_in_order(void **state)
 }
 
 /* A table has a place for an unfinished block from its first block on until it has none. */
-static void a_table_with_blocks_has_one_tail(void **state)
+TEST_WITH(a_table_with_blocks_has_one_tail, setup, teardown)
 {
     struct kv_pool_numbers numbers = {.n = {8}, .n_tails = 2};
     struct kv_pool_opts o = {.n_layers = 1,
@@ -218,7 +218,7 @@ static void a_table_with_blocks_has_one_tail(void **state)
 }
 
 /* Without ACT blocks and blocks on the host there is no memory for them. */
-static void memory_that_no_block_needs_is_not_allocated(void **state)
+TEST_WITH(memory_that_no_block_needs_is_not_allocated, setup, teardown)
 {
     struct places_opts o = opts;
     struct places p;
@@ -236,18 +236,4 @@ static void memory_that_no_block_needs_is_not_allocated(void **state)
     places_deinit(&p);
     assert_null(p.layers);
     places_deinit(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(blocks_are_disjoint_and_counted, setup, teardown),
-        cmocka_unit_test_setup_teardown(numbers_say_the_class, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_table_with_blocks_has_one_tail, setup, teardown),
-        cmocka_unit_test_setup_teardown(memory_that_no_block_needs_is_not_allocated, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(a_pool_of_numbers_takes_classes_in_order, setup,
-                                        teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

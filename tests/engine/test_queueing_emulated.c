@@ -35,7 +35,7 @@ static struct cost restore(struct stack *k, int n_prompt, const char *plan,
     return (struct cost){cuda_emu_launches(), cuda_emu_waits()};
 }
 
-static void work_is_queued_by_the_group(void **state)
+TEST(work_is_queued_by_the_group)
 {
     struct stack k;
     struct et_run all;
@@ -73,9 +73,6 @@ static void work_is_queued_by_the_group(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(work_is_queued_by_the_group),
-    };
     et_prompt(prompt, N_PROMPT, 8);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

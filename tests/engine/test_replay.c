@@ -154,7 +154,7 @@ static void assert_replayed(const struct place *p, const char *what)
 /* The disk hangs, in the look-up or in reads of the restore. After a while the sequence computes
  * its context again, each row once, and continues over more stairs. When the disk answers again,
  * the context is restored. */
-static void a_disk_that_hangs_is_left_for_one_replay(void **state)
+TEST(a_disk_that_hangs_is_left_for_one_replay)
 {
     static const uint64_t skip[] = {0, 6};
     for (int i = 0; i < 2; i++) {
@@ -182,7 +182,7 @@ static void a_disk_that_hangs_is_left_for_one_replay(void **state)
 }
 
 /* Only one sequence at a time computes its context again; the others wait for their turn. */
-static void one_sequence_at_a_time_replays(void **state)
+TEST(one_sequence_at_a_time_replays)
 {
     struct place p;
     place_open(&p, 20);
@@ -198,7 +198,7 @@ static void one_sequence_at_a_time_replays(void **state)
 
 /* A sequence loses its place in the middle of a replay. Later it computes only the rows of its
  * unfinished chunk again. */
-static void a_preempted_replay_keeps_its_chunks(void **state)
+TEST(a_preempted_replay_keeps_its_chunks)
 {
     struct place p;
     uint64_t n_rows = 0;
@@ -223,7 +223,7 @@ static void a_preempted_replay_keeps_its_chunks(void **state)
 
 /* The disk hangs in writes at the end of a stair. The sequence stops waiting for them after a
  * while. */
-static void saves_that_hang_are_left(void **state)
+TEST(saves_that_hang_are_left)
 {
     struct place p;
     struct stack other;
@@ -254,7 +254,7 @@ static void saves_that_hang_are_left(void **state)
 
 /* The plan compares the time of reading with the time of a replay of the whole history, and takes
  * the shorter one. A forced plan is carried out in any case. */
-static void the_cheaper_way_is_planned(void **state)
+TEST(the_cheaper_way_is_planned)
 {
     struct place p;
     place_open(&p, 50);
@@ -307,7 +307,7 @@ static void damage(struct place *p, int chunk)
 
 /* The store answers, but a chunk is damaged. Stairs that do not need the chunk come from the store,
  * and the other stairs are computed once. */
-static void a_damaged_chunk_replays_from_the_store(void **state)
+TEST(a_damaged_chunk_replays_from_the_store)
 {
     struct place p;
     place_open(&p, 60);
@@ -326,18 +326,4 @@ static void a_damaged_chunk_replays_from_the_store(void **state)
     assert_true(p.n_rows <= N_ALL - N_ASKED / 64 * 64);
     take_end(&p, s, "healed");
     place_close(&p);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_disk_that_hangs_is_left_for_one_replay),
-        cmocka_unit_test(one_sequence_at_a_time_replays),
-        cmocka_unit_test(a_preempted_replay_keeps_its_chunks),
-        cmocka_unit_test(saves_that_hang_are_left),
-        cmocka_unit_test(the_cheaper_way_is_planned),
-        cmocka_unit_test(a_damaged_chunk_replays_from_the_store),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

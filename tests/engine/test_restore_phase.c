@@ -141,7 +141,7 @@ static void take(struct place *p, struct seq *s, const struct et_run *ref, const
 
 /* While the disk does not end a read, a sequence decodes all its tokens. The restore whose read
  * hangs is cancelled. */
-static void decodes_go_on_while_a_read_is_stuck(void **state)
+TEST(decodes_go_on_while_a_read_is_stuck)
 {
     struct place p;
     place_open(&p, 1, NULL);
@@ -162,7 +162,7 @@ static void decodes_go_on_while_a_read_is_stuck(void **state)
 }
 
 /* A step with nothing else to do waits for the disk, but not for long. */
-static void a_step_without_work_waits(void **state)
+TEST(a_step_without_work_waits)
 {
     struct place p;
     place_open(&p, 2, NULL);
@@ -184,7 +184,7 @@ static void a_step_without_work_waits(void **state)
 }
 
 /* Other requests' look-ups do not wait for a stuck read. */
-static void a_lookup_passes_reads_that_are_stuck(void **state)
+TEST(a_lookup_passes_reads_that_are_stuck)
 {
     struct place p;
     place_open(&p, 9, NULL);
@@ -216,7 +216,7 @@ static uint64_t n_stalls(const struct place *p, enum stall_end e)
  * first read on or in the middle. Recomputation ends the restore while the reads are still in
  * flight. Later restores into the same blocks are right, both while the disk hangs and after it
  * answers again. */
-static void a_hanging_disk_is_raced(void **state)
+TEST(a_hanging_disk_is_raced)
 {
     static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
     for (uint64_t i = 0; i < 6; i++) {
@@ -251,7 +251,7 @@ static void a_hanging_disk_is_raced(void **state)
 
 /* Beside decodes a restore has only 3 % of the compute, too little to race reads that hang. So the
  * restore gives the reads up, and prefill computes the tokens. */
-static void reads_that_hang_are_left_beside_decodes(void **state)
+TEST(reads_that_hang_are_left_beside_decodes)
 {
     struct place p;
     place_open(&p, 20, NULL);
@@ -287,7 +287,7 @@ static void reads_that_hang_are_left_beside_decodes(void **state)
 /* Beside decodes, restores may compute for a share of the time of each forward pass. (The test
  * checks the time of the whole step, which is longer.) They may overdraw their share, but cannot
  * save up a part that they do not use. */
-static void a_step_earns_a_share_of_its_pass(void **state)
+TEST(a_step_earns_a_share_of_its_pass)
 {
     struct place p;
     place_open(&p, 21, NULL);
@@ -319,7 +319,7 @@ static void a_step_earns_a_share_of_its_pass(void **state)
 /* --- equal bits ------------------------------------------------------------------------------- */
 
 /* Restores by every plan, several at once, beside sequences that decode throughout. */
-static void beside_decodes(void **state)
+TEST(beside_decodes)
 {
     static const char *const models[] = {"synth:tiny-mha", "synth:tiny-gqa"};
     for (int m = 0; m < 2; m++) {
@@ -347,7 +347,7 @@ static void beside_decodes(void **state)
 }
 
 /* Restores are ended at every moment, and others take their places at once. Reads fail, too. */
-static void cancelled_and_failing(void **state)
+TEST(cancelled_and_failing)
 {
     struct place p;
     struct rng g = {.s = 5};
@@ -386,7 +386,7 @@ static void cancelled_and_failing(void **state)
 /* Many new tokens, more than a batch, follow a stored beginning. They are fused with the restore or
  * not, and saved meanwhile. In one case a chunk turns out to be damaged after layers have been
  * prefilled. */
-static void new_tokens_follow_the_layers(void **state)
+TEST(new_tokens_follow_the_layers)
 {
     enum { N_STORED = 4 * 64, N_LONG = N_STORED + 600 };
     static const char *const salts[] = {"a", "b", "c", "d", "e", "f", "g", "h"};
@@ -432,7 +432,7 @@ static void new_tokens_follow_the_layers(void **state)
 }
 
 /* The same, but the stored context ends with an unfinished chunk, which the new tokens continue. */
-static void new_tokens_follow_an_unfinished_chunk(void **state)
+TEST(new_tokens_follow_an_unfinished_chunk)
 {
     enum { N_STORED = 4 * 64 + 20, N_LONG = N_STORED + 100 };
     static const char *const salts[] = {"a", "b", "c", "d", "e", "f"};
@@ -471,7 +471,7 @@ static void new_tokens_follow_an_unfinished_chunk(void **state)
 
 /* First the platform predicts less than a millisecond, but each read takes 50 ms. Then it predicts
  * a year. */
-static void a_missed_prediction_is_told_with_its_cause(void **state)
+TEST(a_missed_prediction_is_told_with_its_cause)
 {
     struct place p;
     struct et_run r;
@@ -494,7 +494,7 @@ static void a_missed_prediction_is_told_with_its_cause(void **state)
 
 /* Chunks have hidden states and KV alternately. The platform believes that each change between the
  * two kinds (a split) takes 20 ms. The prediction misses only by the time of these splits. */
-static void a_wrong_price_of_splits_is_told(void **state)
+TEST(a_wrong_price_of_splits_is_told)
 {
     struct place p;
     struct et_run r;
@@ -520,7 +520,7 @@ static void a_wrong_price_of_splits_is_told(void **state)
 
 /* The platform predicts a millisecond per token and layer. Prompts that are not restored take a
  * hundredth of that or less, and correct the prediction. */
-static void prompts_teach_what_compute_takes(void **state)
+TEST(prompts_teach_what_compute_takes)
 {
     struct place p;
     place_open(&p, 21, NULL);
@@ -539,7 +539,7 @@ static void prompts_teach_what_compute_takes(void **state)
 
 /* Beside decodes, a step takes fused tokens through as many layers as its rows allow: through all,
  * once the restore has ended. */
-static void a_step_fuses_as_many_layers_as_it_may(void **state)
+TEST(a_step_fuses_as_many_layers_as_it_may)
 {
     enum { N_OLD = 9 * 64, N_NEW = 100 };
     static int32_t prompt[N_OLD + N_NEW];
@@ -574,26 +574,4 @@ static void a_step_fuses_as_many_layers_as_it_may(void **state)
     engine_remove(e, s);
     engine_remove(e, d);
     place_close(&p);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_go_on_while_a_read_is_stuck),
-        cmocka_unit_test(a_step_without_work_waits),
-        cmocka_unit_test(a_lookup_passes_reads_that_are_stuck),
-        cmocka_unit_test(a_step_earns_a_share_of_its_pass),
-        cmocka_unit_test(a_hanging_disk_is_raced),
-        cmocka_unit_test(reads_that_hang_are_left_beside_decodes),
-        cmocka_unit_test(beside_decodes),
-        cmocka_unit_test(cancelled_and_failing),
-        cmocka_unit_test(new_tokens_follow_the_layers),
-        cmocka_unit_test(new_tokens_follow_an_unfinished_chunk),
-        cmocka_unit_test(a_missed_prediction_is_told_with_its_cause),
-        cmocka_unit_test(a_wrong_price_of_splits_is_told),
-        cmocka_unit_test(prompts_teach_what_compute_takes),
-        cmocka_unit_test(a_step_fuses_as_many_layers_as_it_may),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

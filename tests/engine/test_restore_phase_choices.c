@@ -112,7 +112,7 @@ static double again_s(struct lab *l, bool beside)
 
 /* A batch teaches if it has at least 64 rows and all of them belong to prompts. Its predicted time
  * is that of all layers, and of the ends of a pass. */
-static void long_batches_of_prompts_are_predicted(void **state)
+TEST(long_batches_of_prompts_are_predicted)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -152,7 +152,7 @@ static struct restore_want want_of(struct lab *l, struct seq *s)
 
 /* A look-up leaves out the last token, because that is computed in any case. It states two costs
  * for the tokens that the sequence does not have: of computing them, and of restoring them. */
-static void a_look_up_tells_what_the_tokens_cost(void **state)
+TEST(a_look_up_tells_what_the_tokens_cost)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -221,7 +221,7 @@ static void a_look_up_tells_what_the_tokens_cost(void **state)
 
 /* Recomputation races reads after a share of its own time. Beside decodes the reads are left,
  * after a larger share of the time that recomputation takes there. */
-static void silence_is_borne_for_a_share_of_recomputation(void **state)
+TEST(silence_is_borne_for_a_share_of_recomputation)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -237,7 +237,7 @@ static void silence_is_borne_for_a_share_of_recomputation(void **state)
 }
 
 /* Reads that the plan expects to be slow are waited for. The plan's time is that of all reads. */
-static void slow_reads_may_be_silent_for_longer(void **state)
+TEST(slow_reads_may_be_silent_for_longer)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -252,7 +252,7 @@ static void slow_reads_may_be_silent_for_longer(void **state)
 }
 
 /* Layers of a truncated context cannot be recomputed, so its reads are not raced. */
-static void a_truncated_context_is_not_raced(void **state)
+TEST(a_truncated_context_is_not_raced)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){.save = "kv", .truncation = small});
@@ -275,7 +275,7 @@ static void a_truncated_context_is_not_raced(void **state)
 }
 
 /* While recomputation has work, it is asked again at once. A race that goes on is left alone. */
-static void a_busy_lane_does_not_race(void **state)
+TEST(a_busy_lane_does_not_race)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -290,7 +290,7 @@ static void a_busy_lane_does_not_race(void **state)
 }
 
 /* Reads that would take longer than half of the recomputation are raced, although they come. */
-static void crawling_reads_are_raced(void **state)
+TEST(crawling_reads_are_raced)
 {
     struct lab l;
     for (int i = 0; i < 2; i++) {
@@ -314,7 +314,7 @@ static void crawling_reads_are_raced(void **state)
 
 /* A look-up is left after a share of the time to compute the prompt. The silence is counted from
  * its beginning, or from when the remote last sent. */
-static void a_silent_look_up_is_left(void **state)
+TEST(a_silent_look_up_is_left)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -340,7 +340,7 @@ static void a_silent_look_up_is_left(void **state)
 
 /* A found restore is planned with or without decodes beside it, and has the price of its own
  * tokens. */
-static void a_found_restore_is_planned_and_started(void **state)
+TEST(a_found_restore_is_planned_and_started)
 {
     struct lab l;
     for (int beside = 0; beside < 2; beside++) {
@@ -365,7 +365,7 @@ static void a_found_restore_is_planned_and_started(void **state)
 }
 
 /* The chunks that the device has are left out of the restore. */
-static void a_restore_begins_behind_the_device(void **state)
+TEST(a_restore_begins_behind_the_device)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -393,7 +393,7 @@ static struct seq *run_again(struct lab *l, const struct et_ask *ask, bool has_f
 }
 
 /* A prompt that is not stored is not planned. */
-static void what_is_not_stored_is_a_plain_miss(void **state)
+TEST(what_is_not_stored_is_a_plain_miss)
 {
     struct lab l;
     struct err err = {0};
@@ -405,7 +405,7 @@ static void what_is_not_stored_is_a_plain_miss(void **state)
 }
 
 /* The lanes of a first restore are kept as pictures. Those of later restores are not. */
-static void the_first_restore_is_measured(void **state)
+TEST(the_first_restore_is_measured)
 {
     struct lab l;
     for (int i = 0; i < 2; i++) {
@@ -419,7 +419,7 @@ static void the_first_restore_is_measured(void **state)
 }
 
 /* If the plan takes longer than computing all stairs again, they are computed. */
-static void a_slow_plan_is_replaced_by_a_replay(void **state)
+TEST(a_slow_plan_is_replaced_by_a_replay)
 {
     struct lab l;
     const struct et_ask a = {.save = "kv", .truncation = small};
@@ -436,7 +436,7 @@ static void a_slow_plan_is_replaced_by_a_replay(void **state)
 }
 
 /* Chunks are fetched into copies in DRAM if the store has any. */
-static void reading_ahead_follows_from_the_store(void **state)
+TEST(reading_ahead_follows_from_the_store)
 {
     static const struct {
         const char *prefetch;
@@ -467,7 +467,7 @@ static void reading_ahead_follows_from_the_store(void **state)
 
 /* Beside decodes restores get their share of the pass, and the time that delays no later pass.
  * Without a restore there is no credit. */
-static void a_step_earns_its_credit(void **state)
+TEST(a_step_earns_its_credit)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){0});
@@ -484,7 +484,7 @@ static void a_step_earns_its_credit(void **state)
 }
 
 /* The new tokens of a truncated context are fused once the plan brings all moved tokens. */
-static void new_tokens_follow_whole_views_only(void **state)
+TEST(new_tokens_follow_whole_views_only)
 {
     struct lab l;
     lab_open(&l, &(struct et_ask){.save = "kv", .truncation = small});
@@ -501,28 +501,4 @@ static void new_tokens_follow_whole_views_only(void **state)
     assert_int_equal(l.g->fused.first, 192);
     fused_cancel(&l.g->fused, l.s);
     lab_close(&l);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(long_batches_of_prompts_are_predicted),
-        cmocka_unit_test(a_look_up_tells_what_the_tokens_cost),
-        cmocka_unit_test(silence_is_borne_for_a_share_of_recomputation),
-        cmocka_unit_test(slow_reads_may_be_silent_for_longer),
-        cmocka_unit_test(a_truncated_context_is_not_raced),
-        cmocka_unit_test(a_busy_lane_does_not_race),
-        cmocka_unit_test(crawling_reads_are_raced),
-        cmocka_unit_test(a_silent_look_up_is_left),
-        cmocka_unit_test(a_found_restore_is_planned_and_started),
-        cmocka_unit_test(a_restore_begins_behind_the_device),
-        cmocka_unit_test(what_is_not_stored_is_a_plain_miss),
-        cmocka_unit_test(the_first_restore_is_measured),
-        cmocka_unit_test(a_slow_plan_is_replaced_by_a_replay),
-        cmocka_unit_test(reading_ahead_follows_from_the_store),
-        cmocka_unit_test(a_step_earns_its_credit),
-        cmocka_unit_test(new_tokens_follow_whole_views_only),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

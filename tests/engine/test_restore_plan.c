@@ -86,7 +86,7 @@ static void lab_close(struct lab *l, struct io *disk)
 /* --- the speed of the store ------------------------------------------------------------------- */
 
 /* The store is measured if its speed is unknown, unless a throttle bounds it. */
-static void an_unknown_speed_is_measured(void **state)
+TEST(an_unknown_speed_is_measured)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -100,7 +100,7 @@ static void an_unknown_speed_is_measured(void **state)
 }
 
 /* The speed that a look-up has measured is taken over if none is known. A throttle bounds it. */
-static void a_measured_speed_is_taken_over(void **state)
+TEST(a_measured_speed_is_taken_over)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -125,7 +125,7 @@ static void a_measured_speed_is_taken_over(void **state)
 
 /* --- the chunks ------------------------------------------------------------------------------- */
 
-static void only_the_last_chunk_may_be_partial(void **state)
+TEST(only_the_last_chunk_may_be_partial)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -137,7 +137,7 @@ static void only_the_last_chunk_may_be_partial(void **state)
 }
 
 /* A partial chunk without the records that are to be saved is computed again. */
-static void a_partial_chunk_without_wanted_records_is_left_out(void **state)
+TEST(a_partial_chunk_without_wanted_records_is_left_out)
 {
     static const uint8_t kv_last[] = {B, B, K};
     struct lab l;
@@ -187,7 +187,7 @@ static void expect_range(const struct lab *l, int i, int64_t n_tokens, int tier,
 }
 
 /* Neighbouring chunks with the same records in the same tier are one range. */
-static void equal_neighbours_are_one_range(void **state)
+TEST(equal_neighbours_are_one_range)
 {
     static const uint8_t kinds[] = {B, B, K, K, H};
     struct lab l;
@@ -211,7 +211,7 @@ static void equal_neighbours_are_one_range(void **state)
 }
 
 /* Packed chunks form ranges of their own. A range has the share of bytes that packing left. */
-static void packed_neighbours_are_one_range(void **state)
+TEST(packed_neighbours_are_one_range)
 {
     static const uint8_t kinds[] = {K, K, K, B};
     static const double left[] = {1, 0.5, 0.25, 0.75};
@@ -237,7 +237,7 @@ static void packed_neighbours_are_one_range(void **state)
 
 /* Chunks in DRAM are ranges of their own. Of two kinds, keys and values are used, except for a
  * forced plan. */
-static void copies_in_dram_are_another_tier(void **state)
+TEST(copies_in_dram_are_another_tier)
 {
     static const uint8_t kinds[] = {B, B, B, H};
     struct lab l;
@@ -283,7 +283,7 @@ static void truncate(struct lab *l)
 
 /* The moved chunks of a truncated context are one range. A layer has the kinds that all chunks
  * have; if there is none, each chunk uses its own. */
-static void moved_chunks_are_one_range(void **state)
+TEST(moved_chunks_are_one_range)
 {
     static const uint8_t kinds[] = {B, B, K};
     struct lab l;
@@ -345,7 +345,7 @@ static void expect_plan(struct lab *l, struct plan_request req, int64_t n_new,
 
 /* The planner gets the number of new tokens, how many of them are fused, and whether others decode
  * meanwhile. */
-static void the_planner_gets_the_request(void **state)
+TEST(the_planner_gets_the_request)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -380,7 +380,7 @@ static void the_planner_gets_the_request(void **state)
 }
 
 /* A model with a sliding window has fewer tokens to restore in its upper layers. */
-static void the_planner_gets_the_window(void **state)
+TEST(the_planner_gets_the_window)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.plan = "kv"});
@@ -399,7 +399,7 @@ static void the_planner_gets_the_window(void **state)
 }
 
 /* The lanes of the first restore are predicted. Those of later restores are not. */
-static void the_first_restore_is_predicted(void **state)
+TEST(the_first_restore_is_predicted)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -413,7 +413,7 @@ static void the_first_restore_is_predicted(void **state)
 }
 
 /* Prefill that is faster than any restore restores nothing. */
-static void nothing_is_restored_if_prefill_is_faster(void **state)
+TEST(nothing_is_restored_if_prefill_is_faster)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -428,7 +428,7 @@ static void nothing_is_restored_if_prefill_is_faster(void **state)
 
 /* The tokens behind a truncation cannot be recomputed. If a forced plan lacks records there, the
  * best plan takes its place. If that lacks records, too, nothing is restored. */
-static void a_truncated_context_is_restored_another_way(void **state)
+TEST(a_truncated_context_is_restored_another_way)
 {
     static const uint8_t kinds[] = {K, K, K};
     struct lab l;
@@ -449,7 +449,7 @@ static void a_truncated_context_is_restored_another_way(void **state)
 /* --- prices, and the job ---------------------------------------------------------------------- */
 
 /* The price of computing the tokens is that of those that are not done. A forced plan has none. */
-static void the_price_is_that_of_the_rest(void **state)
+TEST(the_price_is_that_of_the_rest)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -469,7 +469,7 @@ static void the_price_is_that_of_the_rest(void **state)
 
 /* A view whose moved tokens are missing has the price of a replay of all stairs, if the sequence
  * may replay. A replay that is faster than the plan is chosen. */
-static void a_missing_view_has_the_price_of_a_replay(void **state)
+TEST(a_missing_view_has_the_price_of_a_replay)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){.save = "kv", .truncation = small});
@@ -501,7 +501,7 @@ static void a_missing_view_has_the_price_of_a_replay(void **state)
 
 /* A forced plan is carried out unchanged. Another one may change while it runs, and uses keys and
  * values from DRAM. */
-static void the_job_is_the_plan(void **state)
+TEST(the_job_is_the_plan)
 {
     struct lab l;
     lab_open(&l, 0, &(struct et_ask){0});
@@ -521,28 +521,4 @@ static void the_job_is_the_plan(void **state)
     et_set_plan(l.s, "auto");
     assert_false(seq_is_forced(l.s));
     lab_close(&l, NULL);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_unknown_speed_is_measured),
-        cmocka_unit_test(a_measured_speed_is_taken_over),
-        cmocka_unit_test(only_the_last_chunk_may_be_partial),
-        cmocka_unit_test(a_partial_chunk_without_wanted_records_is_left_out),
-        cmocka_unit_test(equal_neighbours_are_one_range),
-        cmocka_unit_test(packed_neighbours_are_one_range),
-        cmocka_unit_test(copies_in_dram_are_another_tier),
-        cmocka_unit_test(moved_chunks_are_one_range),
-        cmocka_unit_test(the_planner_gets_the_request),
-        cmocka_unit_test(the_planner_gets_the_window),
-        cmocka_unit_test(the_first_restore_is_predicted),
-        cmocka_unit_test(nothing_is_restored_if_prefill_is_faster),
-        cmocka_unit_test(a_truncated_context_is_restored_another_way),
-        cmocka_unit_test(the_price_is_that_of_the_rest),
-        cmocka_unit_test(a_missing_view_has_the_price_of_a_replay),
-        cmocka_unit_test(the_job_is_the_plan),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

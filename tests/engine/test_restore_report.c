@@ -59,7 +59,7 @@ static int n_taught(const struct lab *l)
 }
 
 /* A restore as predicted reports nothing, and confirms the platform. */
-static void a_restore_as_predicted_is_no_surprise(void **state)
+TEST(a_restore_as_predicted_is_no_surprise)
 {
     struct lab l;
     lab_init(&l);
@@ -81,7 +81,7 @@ static void a_restore_as_predicted_is_no_surprise(void **state)
 /* --- what teaches ----------------------------------------------------------------------------- */
 
 /* Each lane teaches its own speed. */
-static void the_lanes_teach_their_speeds(void **state)
+TEST(the_lanes_teach_their_speeds)
 {
     struct lab l;
     lab_init(&l);
@@ -100,7 +100,7 @@ static void the_lanes_teach_their_speeds(void **state)
 }
 
 /* Restores whose times are not the machine's teach nothing. */
-static void an_unusual_restore_teaches_nothing(void **state)
+TEST(an_unusual_restore_teaches_nothing)
 {
     struct lab l;
     for (int i = 0; i < 4; i++) {
@@ -126,7 +126,7 @@ static void an_unusual_restore_teaches_nothing(void **state)
 }
 
 /* While new tokens are prefilled, the restore's compute waits. */
-static void prefill_counts_as_waiting(void **state)
+TEST(prefill_counts_as_waiting)
 {
     struct lab l;
     lab_init(&l);
@@ -150,7 +150,7 @@ static enum surprise surprise_at(int64_t total_ns, int64_t io_ns, int64_t comput
 }
 
 /* The whole and both lanes are compared with the plan's restore, without the prefill. */
-static void a_miss_has_the_cause_of_its_lane(void **state)
+TEST(a_miss_has_the_cause_of_its_lane)
 {
     const int64_t ms = 1000000;
     assert_int_equal(surprise_at(201 * ms, 190 * ms, 60 * ms), SURPRISE_READS);
@@ -168,7 +168,7 @@ static void a_miss_has_the_cause_of_its_lane(void **state)
 }
 
 /* The prediction of a preempted sequence is not judged. */
-static void only_the_first_restore_can_surprise(void **state)
+TEST(only_the_first_restore_can_surprise)
 {
     struct lab l;
     for (int i = 0; i < 2; i++) {
@@ -183,7 +183,7 @@ static void only_the_first_restore_can_surprise(void **state)
 /* --- changes and losses ----------------------------------------------------------------------- */
 
 /* Layers that changed their kind of record are reported by their last kind. */
-static void changed_layers_are_told(void **state)
+TEST(changed_layers_are_told)
 {
     struct lab l;
     lab_init(&l);
@@ -198,7 +198,7 @@ static void changed_layers_are_told(void **state)
 }
 
 /* If recomputation won, the raced layers were recomputed, and the others restored. */
-static void a_won_race_is_told(void **state)
+TEST(a_won_race_is_told)
 {
     struct lab l;
     lab_init(&l);
@@ -230,7 +230,7 @@ static void a_won_race_is_told(void **state)
 }
 
 /* Lost chunks are the miss. */
-static void lost_chunks_are_told(void **state)
+TEST(lost_chunks_are_told)
 {
     struct lab l;
     lab_init(&l);
@@ -245,7 +245,7 @@ static void lost_chunks_are_told(void **state)
 }
 
 /* A plan that restores fewer chunks than are stored is a miss by choice. */
-static void a_shorter_plan_is_told(void **state)
+TEST(a_shorter_plan_is_told)
 {
     struct lab l;
     lab_init(&l);
@@ -254,7 +254,7 @@ static void a_shorter_plan_is_told(void **state)
 }
 
 /* A restore that brought no token beyond those of the device has no plan. */
-static void a_restore_of_nothing_has_no_plan(void **state)
+TEST(a_restore_of_nothing_has_no_plan)
 {
     struct lab l;
     lab_init(&l);
@@ -268,23 +268,4 @@ static void a_restore_of_nothing_has_no_plan(void **state)
     l.s.n_done = 127;
     report(&l);
     assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_restore_as_predicted_is_no_surprise),
-        cmocka_unit_test(the_lanes_teach_their_speeds),
-        cmocka_unit_test(an_unusual_restore_teaches_nothing),
-        cmocka_unit_test(prefill_counts_as_waiting),
-        cmocka_unit_test(a_miss_has_the_cause_of_its_lane),
-        cmocka_unit_test(only_the_first_restore_can_surprise),
-        cmocka_unit_test(changed_layers_are_told),
-        cmocka_unit_test(a_won_race_is_told),
-        cmocka_unit_test(lost_chunks_are_told),
-        cmocka_unit_test(a_shorter_plan_is_told),
-        cmocka_unit_test(a_restore_of_nothing_has_no_plan),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

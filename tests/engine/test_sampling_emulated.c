@@ -84,7 +84,7 @@ static uint64_t generate(struct stack *k, int first, int32_t tokens[N_COMPANY][N
     return cuda_emu_brought_down();
 }
 
-static void only_ids_come_down(void **state)
+TEST(only_ids_come_down)
 {
     struct stack k;
     int32_t shown[N_COMPANY][N_NEW], hidden[N_COMPANY][N_NEW];
@@ -102,12 +102,4 @@ static void only_ids_come_down(void **state)
     assert_true(without >= N_COMPANY * N_NEW * sizeof(int32_t));
     assert_true(without < N_NEW * row);
     stack_close(&k);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(only_ids_come_down),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

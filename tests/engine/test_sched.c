@@ -279,7 +279,7 @@ static int simulate(struct world *w)
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-static void all_end_and_nothing_leaks(void **state)
+TEST(all_end_and_nothing_leaks)
 {
     int64_t n_preempted = 0, n_timed_out = 0, n_requests = 0, n_steps = 0;
     for (uint64_t seed = 0; seed < N_SEEDS; seed++) {
@@ -309,7 +309,7 @@ static void one(struct sched_choice *c, const struct sched_limits *l,
     sched_decide(l, r, n, order, c);
 }
 
-static void decodes_come_first(void **state)
+TEST(decodes_come_first)
 {
     struct sched_limits l = {.age_ns = MS, .step_rows = 10, .max_running = 4};
     struct sched_req r[] = {
@@ -333,7 +333,7 @@ static void decodes_come_first(void **state)
 
 /* A newcomer leaves a free block for each decoding sequence, which would otherwise be preempted
  * when it needs one. */
-static void admission_spares_a_block_for_each_decode(void **state)
+TEST(admission_spares_a_block_for_each_decode)
 {
     struct sched_limits l = {
         .age_ns = MS, .step_rows = 100, .max_running = 8, .free_blocks = 6};
@@ -358,7 +358,7 @@ static void admission_spares_a_block_for_each_decode(void **state)
     assert_int_equal(c[2].what, SCHED_ADMIT);
 }
 
-static void waits_follow_the_queue(void **state)
+TEST(waits_follow_the_queue)
 {
     assert_true(sched_wait_s(0, 1, 0.5) == 0.5);
     assert_true(sched_wait_s(9, 2, 0.5) == 2.5);
@@ -367,7 +367,7 @@ static void waits_follow_the_queue(void **state)
     assert_true(sched_wait_s(3, 4, 0) == 0); /* the average time of requests is not known */
 }
 
-static void priorities(void **state)
+TEST(priorities)
 {
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 1, .free_blocks = 9};
@@ -398,7 +398,7 @@ static void priorities(void **state)
 /* A waiting request may have the best rank because it has waited longest. Even so it takes neither
  * a place nor blocks from a request of the same priority. Otherwise equal requests would take each
  * other's places again and again. */
-static void equals_keep_their_places(void **state)
+TEST(equals_keep_their_places)
 {
     for (int lacks = 0; lacks < 2; lacks++) { /* a place; blocks */
         struct sched_limits l = {.age_ns = 10,
@@ -425,7 +425,7 @@ static void equals_keep_their_places(void **state)
 
 /* A request of a worse priority gives its place up, although a running request of the newcomer's
  * own priority came later. */
-static void a_worse_priority_gives_its_place_up(void **state)
+TEST(a_worse_priority_gives_its_place_up)
 {
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 2, .free_blocks = 9};
@@ -444,7 +444,7 @@ static void a_worse_priority_gives_its_place_up(void **state)
     assert_int_equal(c[2].what, SCHED_RUN);
 }
 
-static void equal_prompts_follow_one(void **state)
+TEST(equal_prompts_follow_one)
 {
     struct sched_limits l = {
         .age_ns = 10, .step_rows = 64, .max_running = 4, .free_blocks = 9};
@@ -500,7 +500,7 @@ static int64_t wait_under_load(int64_t age_ns)
 }
 
 /* The window of upcoming requests has the scheduler's order, and turns that are not negative. */
-static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
+TEST(a_turn_is_the_rank_from_the_beginning_of_time)
 {
     struct sched_req r = {.arrival_ns = 5000, .priority = 3};
     assert_int_equal(sched_turn(&r, 100), 5300);
@@ -510,26 +510,9 @@ static void a_turn_is_the_rank_from_the_beginning_of_time(void **state)
     assert_int_equal(sched_turn(&r, 1667), 0);
 }
 
-static void nobody_starves(void **state)
+TEST(nobody_starves)
 {
     assert_true(wait_under_load(2 * MS) < 100 * MS);
     /* without ages the request waits: this test can fail */
     assert_true(wait_under_load(1000 * MS) >= 200 * MS);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(decodes_come_first),
-        cmocka_unit_test(admission_spares_a_block_for_each_decode),
-        cmocka_unit_test(waits_follow_the_queue),
-        cmocka_unit_test(priorities),
-        cmocka_unit_test(equals_keep_their_places),
-        cmocka_unit_test(a_worse_priority_gives_its_place_up),
-        cmocka_unit_test(equal_prompts_follow_one),
-        cmocka_unit_test(a_turn_is_the_rank_from_the_beginning_of_time),
-        cmocka_unit_test(nobody_starves),
-        cmocka_unit_test(all_end_and_nothing_leaks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

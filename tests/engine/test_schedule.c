@@ -98,7 +98,7 @@ static struct engine_stats in_a_tiny_pool(struct stack *k, const char *what)
     return st;
 }
 
-static void preempted_without_a_store(void **state)
+TEST(preempted_without_a_store)
 {
     for (int reuse = 0; reuse < 2; reuse++) {
         struct stack k;
@@ -119,7 +119,7 @@ static void preempted_without_a_store(void **state)
 
 /* A store may be fast, slow or fail at some point. That changes only the number of tokens that are
  * computed again. */
-static void preempted_with_a_store(void **state)
+TEST(preempted_with_a_store)
 {
     static const struct io_sim_fault faults[] = {
         {.kind = IO_SIM_SLOW, .on = IO_SIM_ON_WRITE, .slow_ns = 300000},
@@ -160,7 +160,7 @@ static void preempted_with_a_store(void **state)
 
 /* n answers to one prompt are requested at once. The prompt is computed once, except for its last
  * block. */
-static void answers_share_their_prompt(void **state)
+TEST(answers_share_their_prompt)
 {
     struct et_run ref[4], r;
     struct stack k;
@@ -204,7 +204,7 @@ static void answers_share_their_prompt(void **state)
 
 /* Turns of a conversation, with other requests between them, in a small pool. A prefix may come
  * from the device or the store or be computed: the bits are the same. */
-static void turns_come_from_anywhere(void **state)
+TEST(turns_come_from_anywhere)
 {
     struct stack plain, k;
     struct rng rng = {5};
@@ -235,7 +235,7 @@ static void turns_come_from_anywhere(void **state)
 
 /* The device has lost the end of a prompt, because ends are evicted first. The store restores the
  * missing part, by every method. */
-static void the_store_continues_the_device(void **state)
+TEST(the_store_continues_the_device)
 {
     static const char *const saves[] = {"kv", "hidden", "both"};
     for (int i = 0; i < 3; i++) {
@@ -276,7 +276,7 @@ static int n_told(const struct stack *k, const struct chain *c)
 }
 
 /* Each step tells a store with copies in DRAM which chunks the KV cache has gained or lost. */
-static void a_store_with_copies_knows_what_the_device_holds(void **state)
+TEST(a_store_with_copies_knows_what_the_device_holds)
 {
     struct io *io = et_disk(8, 0);
     struct stack k;
@@ -309,7 +309,7 @@ static void a_store_with_copies_knows_what_the_device_holds(void **state)
 }
 
 /* Tenants with different salts do not share blocks on the device. */
-static void salts_do_not_share(void **state)
+TEST(salts_do_not_share)
 {
     struct stack k;
     struct et_run r;
@@ -363,7 +363,7 @@ static bool deadlines_after(int64_t in_ns)
     return in_time;
 }
 
-static void deadlines(void **state)
+TEST(deadlines)
 {
     int64_t in_ns = 50000000;
     while (!deadlines_after(in_ns) && in_ns < (int64_t)60 * 1000000000)
@@ -371,7 +371,7 @@ static void deadlines(void **state)
     assert_true(in_ns < (int64_t)60 * 1000000000);
 }
 
-static void priorities(void **state)
+TEST(priorities)
 {
     struct stack k;
     struct et_run r;
@@ -399,7 +399,7 @@ static void priorities(void **state)
 
 /* The compute of a restore is no part of the batch. While the reads of the first request hang, the
  * second one gets all rows of each step. */
-static void a_restore_takes_no_rows_of_the_batch(void **state)
+TEST(a_restore_takes_no_rows_of_the_batch)
 {
     enum { STEP_ROWS = 64, N_SECOND = 300 };
     const struct io_sim_fault stuck = {
@@ -496,7 +496,7 @@ static void check_fault_of_values(const char *dtype, uint32_t bits, const char *
     stack_close(&k);
 }
 
-static void a_fault_of_values_is_its_own(void **state)
+TEST(a_fault_of_values_is_its_own)
 {
     check_fault_of_values("f16", 0x7c00, "--dtype bf16"); /* infinity */
     check_fault_of_values("f32", 0x7fc00000, "all logits are NaN");
@@ -505,7 +505,7 @@ static void a_fault_of_values_is_its_own(void **state)
 
 /* A request's result depends only on its own prompt, parameters and seed. The other requests of the
  * batch, their order, and the division into pieces change nothing. */
-static void company_changes_nothing(void **state)
+TEST(company_changes_nothing)
 {
     for (uint64_t seed = 0; seed < 12; seed++) {
         struct rng rng = {seed};
@@ -541,19 +541,5 @@ static void company_changes_nothing(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(preempted_without_a_store),
-        cmocka_unit_test(preempted_with_a_store),
-        cmocka_unit_test(answers_share_their_prompt),
-        cmocka_unit_test(turns_come_from_anywhere),
-        cmocka_unit_test(the_store_continues_the_device),
-        cmocka_unit_test(a_store_with_copies_knows_what_the_device_holds),
-        cmocka_unit_test(salts_do_not_share),
-        cmocka_unit_test(deadlines),
-        cmocka_unit_test(priorities),
-        cmocka_unit_test(a_restore_takes_no_rows_of_the_batch),
-        cmocka_unit_test(a_fault_of_values_is_its_own),
-        cmocka_unit_test(company_changes_nothing),
-    };
-    return cmocka_run_group_tests(tests, run_alone, NULL);
+    return unit_run(run_alone, NULL);
 }

@@ -86,7 +86,7 @@ static const struct lead_request *prompt_of(const struct seq *s)
 
 /* A prompt that is being computed has the rows that are not done. A decode has one row, and frees
  * the blocks that no other sequence shares. */
-static void running_sequences_are_described(void **state)
+TEST(running_sequences_are_described)
 {
     open_with(3, false);
     struct seq *a = add(0, N_PROMPT, 3, &(struct et_ask){0});
@@ -122,7 +122,7 @@ static void running_sequences_are_described(void **state)
 
 /* A decode that waited for the saver has kept the guesses of that step. The next step has a prompt,
  * so it proposes none, and it must not compute the old ones: their tokens are stale. */
-static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
+TEST(guesses_of_a_step_that_was_put_off_are_dropped)
 {
     et_open(&k, &(struct stack_opts){
                     .user.max_sequences = 2, .user.speculate = "15", .step_rows = N_ROWS});
@@ -146,7 +146,7 @@ static void guesses_of_a_step_that_was_put_off_are_dropped(void **state)
 
 /* A waiting prompt needs rows and blocks for the tokens that the device does not know. Known blocks
  * that no sequence uses count as needed. While no place is free, nothing is looked up. */
-static void waiting_sequences_are_described(void **state)
+TEST(waiting_sequences_are_described)
 {
     open_stack(2);
     struct seq *a = add(0, N_PROMPT, 0, &(struct et_ask){.max_tokens = 1});
@@ -177,7 +177,7 @@ static void waiting_sequences_are_described(void **state)
 }
 
 /* A sequence that is not saved may copy a part of a block. A forced plan reuses nothing. */
-static void prompts_tell_what_they_may_share(void **state)
+TEST(prompts_tell_what_they_may_share)
 {
     open_stack(3);
     struct seq *s[] = {add(0, N_PROMPT, 0, &(struct et_ask){0}),
@@ -199,7 +199,7 @@ static void prompts_tell_what_they_may_share(void **state)
 /* A sequence is held while its saved state is on its way to the store, unless it carries its state
  * itself. A truncated one is held until it has chosen its view. While no place is free, it need not
  * have chosen: it asks for the place if it could choose. */
-static void unsettled_sequences_are_held(void **state)
+TEST(unsettled_sequences_are_held)
 {
     open_stack(1);
     c->o.max_seqs = 0;
@@ -235,7 +235,7 @@ static void unsettled_sequences_are_held(void **state)
 
 /* If the store has no more than the device, the prompt is computed at once. The chunk of the last
  * token does not count. */
-static void what_the_device_has_is_not_looked_up(void **state)
+TEST(what_the_device_has_is_not_looked_up)
 {
     static const struct {
         int n_tokens, n_device;
@@ -264,7 +264,7 @@ static void what_the_device_has_is_not_looked_up(void **state)
 }
 
 /* The second admission of a sequence does not change the report of what the device had. */
-static void the_first_admission_is_reported(void **state)
+TEST(the_first_admission_is_reported)
 {
     for (int again = 0; again < 2; again++) {
         open_stack(1);
@@ -281,7 +281,7 @@ static void the_first_admission_is_reported(void **state)
 }
 
 /* Prompts beside decodes get the rows that the measured speeds allow, or all rows of a step. */
-static void rows_beside_decodes_may_be_unlimited(void **state)
+TEST(rows_beside_decodes_may_be_unlimited)
 {
     open_stack(1);
     c->speed = (struct beside_speed){.decode_ns = 1e6, .row_ns = 5e4};
@@ -297,7 +297,7 @@ static void rows_beside_decodes_may_be_unlimited(void **state)
 
 /* A truncated context continues the tokens of its view: the number of stored tokens includes those
  * that the view has dropped. */
-static void a_view_on_the_device_is_continued(void **state)
+TEST(a_view_on_the_device_is_continued)
 {
     open_stack(1);
     const struct et_ask a = {.save = "kv", .truncation = small, .max_tokens = 1};
@@ -314,21 +314,4 @@ static void a_view_on_the_device_is_continued(void **state)
     run_to_end(s);
     engine_remove(k.engine, s);
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(running_sequences_are_described),
-        cmocka_unit_test(guesses_of_a_step_that_was_put_off_are_dropped),
-        cmocka_unit_test(waiting_sequences_are_described),
-        cmocka_unit_test(prompts_tell_what_they_may_share),
-        cmocka_unit_test(unsettled_sequences_are_held),
-        cmocka_unit_test(what_the_device_has_is_not_looked_up),
-        cmocka_unit_test(the_first_admission_is_reported),
-        cmocka_unit_test(rows_beside_decodes_may_be_unlimited),
-        cmocka_unit_test(a_view_on_the_device_is_continued),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

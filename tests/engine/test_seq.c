@@ -151,7 +151,7 @@ static const char drawn[PHASES][PHASES + 1] = {
     [PHASE_DECODE] = "x..xx", [PHASE_DONE] = ".....",
 };
 
-static void edges_are_those_of_the_drawing(void **state)
+TEST(edges_are_those_of_the_drawing)
 {
     for (int from = 0; from < PHASES; from++)
         for (int to = 0; to < PHASES; to++)
@@ -214,7 +214,7 @@ static bool survives(struct seq *s, enum phase from, void (*request_of)(struct s
     return done;
 }
 
-static void an_edge_that_is_not_drawn_ends_the_program(void **state)
+TEST(an_edge_that_is_not_drawn_ends_the_program)
 {
     static const struct {
         void (*request_of)(struct seq *);
@@ -236,7 +236,7 @@ static void an_edge_that_is_not_drawn_ends_the_program(void **state)
 /* --- causes of each transition -----------------------------------------------------------------
  */
 
-static void a_prompt_is_computed_and_decodes(void **state)
+TEST(a_prompt_is_computed_and_decodes)
 {
     lab_open();
     struct seq *s = add(request(lab.prompt, 4, "recompute"));
@@ -255,7 +255,7 @@ static void a_prompt_is_computed_and_decodes(void **state)
 
 /* One prompt is stored, the other is not. Both pass through RESTORE, which begins with the look-up;
  * only the stored prompt finds tokens. */
-static void state_comes_back(void **state)
+TEST(state_comes_back)
 {
     const int32_t *const prompts[] = {lab.prompt, lab.other};
     lab_open();
@@ -281,7 +281,7 @@ static void count_admission(void *arg)
 
 /* The first admission that computes something is reported, and not one that lost its place before:
  * the next one restores what it had restored, and more. */
-static void an_admission_without_progress_is_not_reported(void **state)
+TEST(an_admission_without_progress_is_not_reported)
 {
     lab_open();
     for (int n = 0; n < 2; n++) {
@@ -300,7 +300,7 @@ static void an_admission_without_progress_is_not_reported(void **state)
 
 /* A request of better rank takes the only place. The first sequence comes back, and ends with the
  * tokens that it gives alone. */
-static void a_better_rank_preempts_in_each_phase(void **state)
+TEST(a_better_rank_preempts_in_each_phase)
 {
     static const enum phase phases[] = {PHASE_RESTORE, PHASE_PREFILL, PHASE_DECODE};
     int32_t alone[4];
@@ -349,7 +349,7 @@ static void a_better_rank_preempts_in_each_phase(void **state)
 
 /* While a sequence runs, the last chunk that it continues is pinned, whether its state came from
  * the store or from blocks on the device. So no chunk of its beginning is evicted. */
-static void a_sequence_pins_what_it_continues(void **state)
+TEST(a_sequence_pins_what_it_continues)
 {
     for (int reuse = 0; reuse < 2; reuse++) {
         struct et_run r;
@@ -376,7 +376,7 @@ static void a_sequence_pins_what_it_continues(void **state)
 }
 
 /* In each phase a sequence may end: at its deadline, or because its plan is impossible. */
-static void a_sequence_ends_in_each_phase(void **state)
+TEST(a_sequence_ends_in_each_phase)
 {
     static const enum phase phases[] = {PHASE_WAIT, PHASE_RESTORE, PHASE_PREFILL,
                                         PHASE_DECODE};
@@ -421,7 +421,7 @@ static int stop_at_third(void *arg, int32_t id)
 }
 
 /* The request's owner may end it with any token. That token counts. */
-static void the_owner_cancels(void **state)
+TEST(the_owner_cancels)
 {
     int n = 0;
     lab_open();
@@ -441,7 +441,7 @@ static void the_owner_cancels(void **state)
 
 /* The second request takes over blocks of the first one on the device, while the first one's chunks
  * are not durable yet. Once they are, they count as the second one's, too. */
-static void chunks_of_another_request_count_once_they_are_durable(void **state)
+TEST(chunks_of_another_request_count_once_they_are_durable)
 {
     struct io_sim_fault f = {.kind = IO_SIM_STUCK, .on = IO_SIM_ON_WRITE, .path = "seg-"};
     struct seq *s[2];
@@ -476,7 +476,7 @@ static void chunks_of_another_request_count_once_they_are_durable(void **state)
 }
 
 /* Blocks on the device are known up to the last token of the prompt, which is always computed. */
-static void the_last_token_of_a_known_prompt_is_computed(void **state)
+TEST(the_last_token_of_a_known_prompt_is_computed)
 {
     struct et_run r;
     memset(&lab, 0, sizeof lab);
@@ -499,7 +499,7 @@ static void the_last_token_of_a_known_prompt_is_computed(void **state)
 
 /* A sequence that ends gives its declared use to its blocks, with its lot, its class and its owner.
  * A hint of more than a quarter of the clock's range counts as that quarter. */
-static void blocks_know_their_use(void **state)
+TEST(blocks_know_their_use)
 {
     static const struct truncation small = {.context = 256, .step = 64, .keep = 64};
     static const struct {
@@ -544,24 +544,4 @@ static void blocks_know_their_use(void **state)
         engine_remove(engine(), s);
     }
     lab_close();
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(edges_are_those_of_the_drawing),
-        cmocka_unit_test(an_edge_that_is_not_drawn_ends_the_program),
-        cmocka_unit_test(a_prompt_is_computed_and_decodes),
-        cmocka_unit_test(state_comes_back),
-        cmocka_unit_test(a_better_rank_preempts_in_each_phase),
-        cmocka_unit_test(an_admission_without_progress_is_not_reported),
-        cmocka_unit_test(a_sequence_pins_what_it_continues),
-        cmocka_unit_test(a_sequence_ends_in_each_phase),
-        cmocka_unit_test(the_owner_cancels),
-        cmocka_unit_test(chunks_of_another_request_count_once_they_are_durable),
-        cmocka_unit_test(the_last_token_of_a_known_prompt_is_computed),
-        cmocka_unit_test(blocks_know_their_use),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@ static void expect(const struct hcache_shaping *g, const float want[VOCAB])
     }
 }
 
-static void test_penalties(void **state)
+TEST(test_penalties)
 {
     expect(&(struct hcache_shaping){.repetition_penalty = 1}, (float[]){4, -2, 1, 3, 0, 8});
     /* The repetition penalty counts once for each token of prompt and answer, however often the
@@ -40,7 +40,7 @@ static void test_penalties(void **state)
            (float[]){2, -3.25f, 2.25f, 3, 0, 8});
 }
 
-static void test_bias_and_length(void **state)
+TEST(test_bias_and_length)
 {
     const struct hcache_bias bias[] = {{3, 2}, {0, -100}};
     const int32_t stop[] = {4};
@@ -55,7 +55,7 @@ static void test_bias_and_length(void **state)
     assert_true(shaping_stops(&g, 4) && !shaping_stops(&g, 5) && !shaping_stops(NULL, 4));
 }
 
-static void test_what_changes_nothing(void **state)
+TEST(test_what_changes_nothing)
 {
     const int32_t stop[] = {4};
     assert_false(shaping_changes(NULL));
@@ -64,14 +64,4 @@ static void test_what_changes_nothing(void **state)
     assert_true(shaping_changes(&(struct hcache_shaping){.repetition_penalty = 1.5f}));
     assert_true(shaping_changes(
         &(struct hcache_shaping){.repetition_penalty = 1, .min_tokens = 1}));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_penalties),
-        cmocka_unit_test(test_bias_and_length),
-        cmocka_unit_test(test_what_changes_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -188,7 +188,7 @@ static void run_last(struct stack *k, const struct truncation *t, const struct t
 
 /* Over ten stairs the engine computes the definition. Tested for two step sizes, with and without
  * reuse of blocks in the KV cache. */
-static void the_engine_computes_the_definition(void **state)
+TEST(the_engine_computes_the_definition)
 {
     static const struct truncation *ts[] = {&small, &wide};
     for (int i = 0; i < 2; i++) {
@@ -203,7 +203,7 @@ static void the_engine_computes_the_definition(void **state)
 
 /* A context has the same bits whether it is computed turn by turn, computed as one long prompt, or
  * restored. Tested for all kinds of saved state and all plans. */
-static void a_context_has_the_same_bits_however_it_was_made(void **state)
+TEST(a_context_has_the_same_bits_however_it_was_made)
 {
     static const struct {
         const char *save, *plan;
@@ -245,7 +245,7 @@ static void a_context_has_the_same_bits_however_it_was_made(void **state)
 
 /* 200 turns go past the window. Each computes its own new tokens and the last token of the previous
  * turn, and no token twice. The last turn has the bits of one long prompt. */
-static void turns_compute_nothing_twice(void **state)
+TEST(turns_compute_nothing_twice)
 {
     enum { TURNS = 200, ASKED = 9, ANSWERED = 5, LONG = 300 + TURNS * (ASKED + ANSWERED) };
     static int32_t text[LONG + 1];
@@ -291,7 +291,7 @@ static void condemn(struct stack *k, const struct truncation *t, const struct te
  * chunk. Without a chunk of kept tokens it starts at the first stair. The bits are the same. A
  * remote that does not have the chunk either changes nothing: the sequence first tries its last
  * view, and then does as it does without a remote. */
-static void a_lost_chunk_replays_the_stairs_after_it(void **state)
+TEST(a_lost_chunk_replays_the_stairs_after_it)
 {
     /* The view of the last prompt drops tokens [64, 704). It sees chunk 12, which was computed with
      * cut 512. */
@@ -321,7 +321,7 @@ static void a_lost_chunk_replays_the_stairs_after_it(void **state)
 
 /* State saved without truncation is used up to the window. State saved under one truncation is not
  * used under another. */
-static void truncations_share_what_is_equal(void **state)
+TEST(truncations_share_what_is_equal)
 {
     struct stack k;
     struct text x;
@@ -366,7 +366,7 @@ static bool keeps(const struct store_hit *pin, const struct chunk_node *chunk)
 
 /* While a sequence goes on, no chunk that it sees can be evicted. No more chunks are pinned than
  * that takes: the last kept one, and the last one of each stair. At the end no pin is left. */
-static void no_chunk_in_view_can_be_evicted(void **state)
+TEST(no_chunk_in_view_can_be_evicted)
 {
     static const struct truncation *const ts[] = {&small, &wide};
     static const int n_pins[] = {3, 2};
@@ -417,7 +417,7 @@ static void no_chunk_in_view_can_be_evicted(void **state)
 
 /* The chunks that a stair drops stay pinned until the first chunk of that stair is durable. Then
  * the store removes them. At the end, only chunks of the last stair are left. */
-static void dropped_chunks_go_when_the_next_stair_is_durable(void **state)
+TEST(dropped_chunks_go_when_the_next_stair_is_durable)
 {
     struct stack k;
     struct seq *s;
@@ -487,7 +487,7 @@ static struct seq *add_long(struct stack *k, const int32_t *prompt)
 /* A sequence loses chunks after ten stairs: the first moved one of its view, the first of all, or
  * all. It computes the stair of the lost chunk again, or all stairs except for the unfinished
  * chunk, and goes on with the same bits. A climb over many stairs is one loss. */
-static void a_sequence_that_loses_its_state_climbs_again(void **state)
+TEST(a_sequence_that_loses_its_state_climbs_again)
 {
     static struct et_run r, ref;
     int32_t prompt[N_PROMPT];
@@ -520,7 +520,7 @@ static void a_sequence_that_loses_its_state_climbs_again(void **state)
 
 /* A sequence that loses its state again and again asks the store no more, after eight replays. It
  * replays without the store, with the same bits. */
-static void a_sequence_does_not_climb_for_ever(void **state)
+TEST(a_sequence_does_not_climb_for_ever)
 {
     enum { MOST = 8 };
     static struct et_run r, ref;
@@ -555,7 +555,7 @@ static void a_sequence_does_not_climb_for_ever(void **state)
 
 /* Several sequences run at once in a KV cache that cannot hold all of them. The bits are the
  * same. */
-static void many_at_once(void **state)
+TEST(many_at_once)
 {
     enum { N = 4 };
     struct stack k, other;
@@ -595,7 +595,7 @@ static void many_at_once(void **state)
 /* While all places are taken, no view is chosen for a waiting sequence. A preemption or a time-out
  * may give it a place in the same step. The sequence still begins with a chosen view, and not with
  * its first stair. */
-static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
+TEST(a_place_that_has_just_become_free_waits_for_the_view)
 {
     enum { N = N_ALL + 1 - N_LAST };
     for (int times_out = 0; times_out < 2; times_out++) {
@@ -643,7 +643,7 @@ static void a_place_that_has_just_become_free_waits_for_the_view(void **state)
 
 /* All views of a sequence come from copies in DRAM. The result says so, although it counts the
  * bytes of several restores. */
-static void views_from_dram_are_told_as_such(void **state)
+TEST(views_from_dram_are_told_as_such)
 {
     enum { N = N_ALL + 1 - N_LAST };
     struct stack k;
@@ -675,7 +675,7 @@ static void views_from_dram_are_told_as_such(void **state)
 /* If the state that a window needs to move could not be saved, the sequence replays without the
  * store, with the same bits. Two sequences do so one after the other. A forced plan cannot: its
  * sequence ends with the reason. */
-static void a_full_store_makes_a_sequence_replay(void **state)
+TEST(a_full_store_makes_a_sequence_replay)
 {
     enum { N_BOTH = 2 };
     struct stack k;
@@ -728,7 +728,7 @@ static void refused(const struct stack_opts *o, const struct et_ask *a, const ch
 
 /* A context that cannot be truncated is refused with the request, not later when the window is
  * full. */
-static void a_window_that_cannot_move_is_refused(void **state)
+TEST(a_window_that_cannot_move_is_refused)
 {
     static int32_t prompt[N_PROMPT];
     et_prompt(prompt, N_PROMPT, 1);
@@ -748,26 +748,4 @@ static void a_window_that_cannot_move_is_refused(void **state)
     a.save = "both";
     o.user.store_in_memory = false;
     refused(&o, &a, "every layer is saved in a store");
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_engine_computes_the_definition),
-        cmocka_unit_test(a_context_has_the_same_bits_however_it_was_made),
-        cmocka_unit_test(turns_compute_nothing_twice),
-        cmocka_unit_test(a_lost_chunk_replays_the_stairs_after_it),
-        cmocka_unit_test(truncations_share_what_is_equal),
-        cmocka_unit_test(no_chunk_in_view_can_be_evicted),
-        cmocka_unit_test(dropped_chunks_go_when_the_next_stair_is_durable),
-        cmocka_unit_test(a_sequence_that_loses_its_state_climbs_again),
-        cmocka_unit_test(a_sequence_does_not_climb_for_ever),
-        cmocka_unit_test(many_at_once),
-        cmocka_unit_test(a_place_that_has_just_become_free_waits_for_the_view),
-        cmocka_unit_test(views_from_dram_are_told_as_such),
-        cmocka_unit_test(a_full_store_makes_a_sequence_replay),
-        cmocka_unit_test(a_window_that_cannot_move_is_refused),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

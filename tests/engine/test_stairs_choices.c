@@ -75,7 +75,7 @@ static void see(struct seq *s, int cut)
 
 /* --- replays ---------------------------------------------------------------------------------- */
 
-static void one_truncated_sequence_at_a_time_may_replay(void **state)
+TEST(one_truncated_sequence_at_a_time_may_replay)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     assert_true(stairs_may_replay(s));
@@ -100,7 +100,7 @@ static void one_truncated_sequence_at_a_time_may_replay(void **state)
 
 /* A replay is needed while moved tokens are missing. Its price is that of all tokens up to a
  * position of the view. */
-static void a_replay_computes_up_to_a_position_of_the_view(void **state)
+TEST(a_replay_computes_up_to_a_position_of_the_view)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     see(s, CUT);
@@ -116,7 +116,7 @@ static void a_replay_computes_up_to_a_position_of_the_view(void **state)
 
 /* --- waiting for saves ------------------------------------------------------------------------ */
 
-static void a_view_is_chosen_when_saves_have_settled(void **state)
+TEST(a_view_is_chosen_when_saves_have_settled)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     struct save_seq save = {.n_handed_over = 64};
@@ -142,7 +142,7 @@ static void a_view_is_chosen_when_saves_have_settled(void **state)
 }
 
 /* A saver that makes no progress is borne for a share of the time of a replay. */
-static void a_silent_saver_is_left(void **state)
+TEST(a_silent_saver_is_left)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     struct stairs *st = &s->stairs;
@@ -180,7 +180,7 @@ static void a_silent_saver_is_left(void **state)
 /* A sequence tries the view of its last token first. If it asks for recomputation, it begins with
  * the first stair, until it has been further. Carried rows fill the view that they belong to, or
  * the next one if they are complete. */
-static void the_next_view_is_that_of_the_last_token(void **state)
+TEST(the_next_view_is_that_of_the_last_token)
 {
     struct seq *s = open_lab(&(struct et_ask){.plan = "recompute"});
     assert_int_equal(stairs_next_cut(s), 0);
@@ -210,7 +210,7 @@ static void the_next_view_is_that_of_the_last_token(void **state)
 }
 
 /* The last view whose moved tokens are stored is chosen. Chunks behind a limit count as missing. */
-static void the_last_stored_view_is_chosen(void **state)
+TEST(the_last_stored_view_is_chosen)
 {
     struct seq *s = open_stored();
     stairs_choose(s);
@@ -234,7 +234,7 @@ static void the_last_stored_view_is_chosen(void **state)
 
 /* The chunks that the stair before saw stay pinned while the next one begins: those of one step,
  * behind the kept ones. */
-static void dropped_chunks_stay_pinned(void **state)
+TEST(dropped_chunks_stay_pinned)
 {
     struct seq *s = open_stored();
     s->stairs.is_stepping = true;
@@ -263,7 +263,7 @@ static void dropped_chunks_stay_pinned(void **state)
 
 /* If the stair is lost, the chunks of the stair before are needed again. The first stair has
  * dropped nothing. */
-static void a_lost_stair_lets_nothing_go(void **state)
+TEST(a_lost_stair_lets_nothing_go)
 {
     struct seq *s = open_stored();
     s->stairs.is_stepping = true;
@@ -284,7 +284,7 @@ static void a_lost_stair_lets_nothing_go(void **state)
 }
 
 /* With a remote, the last view of a new request is tried although the store lacks it, once. */
-static void the_remote_may_have_the_last_view(void **state)
+TEST(the_remote_may_have_the_last_view)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     s->shared->has_remote = true;
@@ -309,7 +309,7 @@ static void the_remote_may_have_the_last_view(void **state)
 
 /* A sequence that loses its stair for the ninth time is computed without the store. One that finds
  * its stair again has lost nothing. */
-static void the_ninth_loss_is_the_last(void **state)
+TEST(the_ninth_loss_is_the_last)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     s->stairs.n_left = N - 1; /* it was on the last stair, which is not stored */
@@ -343,7 +343,7 @@ static void the_ninth_loss_is_the_last(void **state)
 /* --- counting --------------------------------------------------------------------------------- */
 
 /* What a sequence had when it left its place counts only if its view was complete. */
-static void a_complete_view_counts_when_the_place_is_left(void **state)
+TEST(a_complete_view_counts_when_the_place_is_left)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     see(s, CUT);
@@ -359,7 +359,7 @@ static void a_complete_view_counts_when_the_place_is_left(void **state)
 }
 
 /* Only tokens that were done before are computed again. */
-static void tokens_computed_again_are_counted_once(void **state)
+TEST(tokens_computed_again_are_counted_once)
 {
     struct seq *s = open_lab(&(struct et_ask){0});
     static const struct {
@@ -388,7 +388,7 @@ static void tokens_computed_again_are_counted_once(void **state)
 }
 
 /* A stair that begins ends the step to it, and reports what its view has dropped. */
-static void a_stair_that_begins_is_counted(void **state)
+TEST(a_stair_that_begins_is_counted)
 {
     struct seq *s = open_stored();
     uint64_t n_before = s->shared->stats.n_stairs;
@@ -409,25 +409,4 @@ static void a_stair_that_begins_is_counted(void **state)
     assert_int_equal(s->stairs.n_pins, 3);
     assert_false(s->stairs.asks_remote);
     close_lab(s);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_truncated_sequence_at_a_time_may_replay),
-        cmocka_unit_test(a_replay_computes_up_to_a_position_of_the_view),
-        cmocka_unit_test(a_view_is_chosen_when_saves_have_settled),
-        cmocka_unit_test(a_silent_saver_is_left),
-        cmocka_unit_test(the_next_view_is_that_of_the_last_token),
-        cmocka_unit_test(the_last_stored_view_is_chosen),
-        cmocka_unit_test(dropped_chunks_stay_pinned),
-        cmocka_unit_test(a_lost_stair_lets_nothing_go),
-        cmocka_unit_test(the_remote_may_have_the_last_view),
-        cmocka_unit_test(the_ninth_loss_is_the_last),
-        cmocka_unit_test(a_complete_view_counts_when_the_place_is_left),
-        cmocka_unit_test(tokens_computed_again_are_counted_once),
-        cmocka_unit_test(a_stair_that_begins_is_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

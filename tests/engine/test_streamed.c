@@ -10,7 +10,7 @@
 #include "tests/engine/enginetest.h"
 #include "tests/model/packed_file.h"
 
-static void every_plan_has_the_bits_of_resident_weights(void **state)
+TEST(every_plan_has_the_bits_of_resident_weights)
 {
     streamed_plans_equal("cpu", "synth:tiny-mha", "bf16", 4 * 64, 70, 5);
     streamed_plans_equal("cpu", "synth:tiny-gqa", "q8", 4 * 64, 70, 5);
@@ -19,7 +19,7 @@ static void every_plan_has_the_bits_of_resident_weights(void **state)
 
 /* A failing disk ends the requests that need it, and they give the reason. The engine survives.
  * When the disk works again, the next request has the same bits. */
-static void a_disk_that_fails_ends_requests_only(void **state)
+TEST(a_disk_that_fails_ends_requests_only)
 {
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
     int32_t prompt[100];
@@ -57,7 +57,7 @@ static void a_disk_that_fails_ends_requests_only(void **state)
 /* A store gives way to weights that are streamed from the same disk. Here a pass seems never to
  * end, so a read of weights is always in flight. Saves and restores still end, with the same
  * bits. */
-static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
+TEST(a_store_gives_way_to_weights_and_does_not_starve)
 {
     enum { N_STORED = 4 * 64, N_PROMPT = N_STORED + 10 };
     char dir[TEMPDIR_BYTES], path[PATH_MAX], store[PATH_MAX];
@@ -98,7 +98,7 @@ static void a_store_gives_way_to_weights_and_does_not_starve(void **state)
 }
 
 /* An unpacked model folder cannot be streamed. The error says to pack it first. */
-static void a_folder_must_be_packed_first(void **state)
+TEST(a_folder_must_be_packed_first)
 {
     struct stack k;
     struct err err = {0};
@@ -108,15 +108,4 @@ static void a_folder_must_be_packed_first(void **state)
     assert_int_equal(rc, ERR_USAGE);
     assert_non_null(strstr(err.msg, "hcache model pack models/demo"));
     stack_close(&k);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan_has_the_bits_of_resident_weights),
-        cmocka_unit_test(a_disk_that_fails_ends_requests_only),
-        cmocka_unit_test(a_store_gives_way_to_weights_and_does_not_starve),
-        cmocka_unit_test(a_folder_must_be_packed_first),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,18 +5,10 @@
 #include "streamed.h"
 #include "tests/engine/enginetest.h"
 
-static void every_plan_has_the_bits_of_resident_weights(void **state)
+TEST(every_plan_has_the_bits_of_resident_weights)
 {
     et_device.cuda_math = "fixed";
     streamed_plans_equal("cuda", "tests/model/golden/families/mistral", "bf16", 64, 5, 2);
     streamed_plans_equal("cuda", "tests/model/golden/families/mistral", "q8", 64, 5, 2);
     et_device = (struct device_opts){0};
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_plan_has_the_bits_of_resident_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

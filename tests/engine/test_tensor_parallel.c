@@ -69,7 +69,7 @@ static void check_plans(struct stack *k, const char *what)
     }
 }
 
-static void restored_state_is_exact(void **state)
+TEST(restored_state_is_exact)
 {
     static const struct {
         const char *model, *dtype;
@@ -102,7 +102,7 @@ static void restored_state_is_exact(void **state)
 
 /* The conversation continues. Its unfinished chunk was saved as rows, from which each rank takes
  * its own heads. */
-static void a_tail_is_restored(void **state)
+TEST(a_tail_is_restored)
 {
     static const char *const plans[] = {"hidden", "kv", "RHKK"};
     for (int i = 0; i < 3; i++) {
@@ -130,7 +130,7 @@ static void a_tail_is_restored(void **state)
 }
 
 /* Every arrangement computes the tokens, logits and fingerprint of one device. */
-static void every_arrangement_has_the_bits_of_one(void **state)
+TEST(every_arrangement_has_the_bits_of_one)
 {
     static const struct {
         const char *model, *dtype, *weights;
@@ -186,7 +186,7 @@ static void every_arrangement_has_the_bits_of_one(void **state)
 }
 
 /* A rank holds its share of K and V and of the matrices that are divided. */
-static void memory_is_shared_out(void **state)
+TEST(memory_is_shared_out)
 {
     struct stack one, four;
     size_t kv[2], activations, restore;
@@ -244,7 +244,7 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
 /* Several ranks, each with a run of the vocabulary, compute the logits of one rank with the whole
  * vocabulary, bit for bit: for one row, and for more rows than are gathered at a time. A head that
  * is the embedding table is whole on every rank. */
-static void the_head_is_cut_by_vocabulary(void **state)
+TEST(the_head_is_cut_by_vocabulary)
 {
     static const struct {
         const char *model;
@@ -266,7 +266,7 @@ static void the_head_is_cut_by_vocabulary(void **state)
 }
 
 /* A model that cannot be divided is refused, with the reason and advice. */
-static void refuses_unequal_shares(void **state)
+TEST(refuses_unequal_shares)
 {
     static const struct {
         const char *model, *why;
@@ -289,17 +289,4 @@ static void refuses_unequal_shares(void **state)
             fail_msg("%s: '%s' does not say '%s'", cases[i].model, err.msg, cases[i].why);
         stack_close(&k);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restored_state_is_exact),
-        cmocka_unit_test(a_tail_is_restored),
-        cmocka_unit_test(every_arrangement_has_the_bits_of_one),
-        cmocka_unit_test(memory_is_shared_out),
-        cmocka_unit_test(the_head_is_cut_by_vocabulary),
-        cmocka_unit_test(refuses_unequal_shares),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

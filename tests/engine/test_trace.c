@@ -115,7 +115,7 @@ static void trace(struct textbuf *b, int max_seqs, int kv_tokens, bool reuse)
     stack_close(&k);
 }
 
-static void steps_are_the_golden_ones(void **state)
+TEST(steps_are_the_golden_ones)
 {
     struct textbuf b = {0};
     make_prompts();
@@ -146,7 +146,7 @@ static void tell_restore(struct textbuf *b, const struct seq *s)
 
 /* Requests for the same context and for others, with all kinds of plans and of saving, one after
  * another. */
-static void reports_are_the_golden_ones(void **state)
+TEST(reports_are_the_golden_ones)
 {
     static const struct {
         const char *save, *plan, *salt;
@@ -235,7 +235,7 @@ static void check_lanes(const struct seq *s)
 
 /* The parts of a request's time are parts of the time that passed: looking up, restoring (planning
  * included) and prefill end before the first token, and decoding comes after it. */
-static void times_add_up(void **state)
+TEST(times_add_up)
 {
     static const char *const plans[] = {"recompute", "kv", "hidden", "RRHH"};
     struct stack k;
@@ -276,15 +276,4 @@ static void times_add_up(void **state)
         engine_remove(k.engine, s);
     }
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(steps_are_the_golden_ones),
-        cmocka_unit_test(reports_are_the_golden_ones),
-        cmocka_unit_test(times_add_up),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static void expect_announced(const struct stack *k, const struct truncation *t,
 }
 
 /* A truncated request without a place needs the chunks that its last token sees. */
-static void a_waiting_request_needs_its_view(void **state)
+TEST(a_waiting_request_needs_its_view)
 {
     static const struct truncation whole = {0};
     struct stack k;
@@ -118,7 +118,7 @@ static void a_waiting_request_needs_its_view(void **state)
 
 /* The state of the last view is not stored, so a request has chosen an earlier view. It needs the
  * chunks of that view. */
-static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state)
+TEST(a_request_that_begins_earlier_needs_what_it_begins_with)
 {
     struct stack k;
     open_stack(&k, 2);
@@ -147,7 +147,7 @@ static void a_request_that_begins_earlier_needs_what_it_begins_with(void **state
 
 /* A waiting request's turn is its arrival, moved by a second for each step of priority, and never
  * before the beginning of time. */
-static void a_turn_is_the_order_of_admission(void **state)
+TEST(a_turn_is_the_order_of_admission)
 {
     static const struct truncation whole = {0};
     static const int priority[] = {0, 1, -1, 7, -1000000000};
@@ -181,7 +181,7 @@ static struct sha256 junk_key(uint32_t i)
 
 /* If the store has room for some of a request's chunks, the others are announced as soon as it has
  * room again. */
-static void a_store_without_room_is_told_the_rest_later(void **state)
+TEST(a_store_without_room_is_told_the_rest_later)
 {
     static const struct truncation whole = {0};
     enum { ROOM = 3 };
@@ -222,7 +222,7 @@ static void a_store_without_room_is_told_the_rest_later(void **state)
 
 /* The engine gives the store the price of state on this machine, and a number of turns (`step`): a
  * chunk counts as needed so many turns sooner if twice as many waiting requests need it. */
-static void the_store_knows_the_price_of_state(void **state)
+TEST(the_store_knows_the_price_of_state)
 {
     static const struct truncation whole = {0};
     struct stack k;
@@ -272,23 +272,9 @@ static int blocks_left(const char *policy, uint32_t reuse_in_s)
 }
 
 /* A request's hint reaches the KV cache: its blocks outlive blocks that were used later. */
-static void a_hint_keeps_blocks_in_the_kv_cache(void **state)
+TEST(a_hint_keeps_blocks_in_the_kv_cache)
 {
     assert_true(blocks_left("ours", 0) < 3);
     assert_int_equal(blocks_left("ours", 3600), 3);
     assert_true(blocks_left("lru", 3600) < 3);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_waiting_request_needs_its_view),
-        cmocka_unit_test(a_turn_is_the_order_of_admission),
-        cmocka_unit_test(a_request_that_begins_earlier_needs_what_it_begins_with),
-        cmocka_unit_test(a_store_without_room_is_told_the_rest_later),
-        cmocka_unit_test(the_store_knows_the_price_of_state),
-        cmocka_unit_test(a_hint_keeps_blocks_in_the_kv_cache),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

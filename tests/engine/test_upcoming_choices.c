@@ -72,7 +72,7 @@ static void drop(struct seq *s)
 
 /* The stored chunks are fetched, except for the chunk of the last token, which is computed in any
  * case. */
-static void stored_chunks_are_fetched(void **state)
+TEST(stored_chunks_are_fetched)
 {
     static int32_t longer[N_LONG];
     open_lab();
@@ -95,7 +95,7 @@ static void stored_chunks_are_fetched(void **state)
 
 /* Chunks of the device are not fetched. A sequence that is saved cannot use blocks that were not,
  * and a forced plan uses no block at all. */
-static void chunks_of_the_device_are_not_fetched(void **state)
+TEST(chunks_of_the_device_are_not_fetched)
 {
     enum { N_SHARED = 2 * 64 + 10 };
     open_lab();
@@ -122,7 +122,7 @@ static void chunks_of_the_device_are_not_fetched(void **state)
 
 /* Nothing is fetched if reading ahead gains nothing. Before the disk's speed is known, it may
  * gain. */
-static void a_fetch_must_gain(void **state)
+TEST(a_fetch_must_gain)
 {
     open_lab();
     struct seq *s = add(wt_prompt, WT_PROMPT, &(struct et_ask){0});
@@ -137,7 +137,7 @@ static void a_fetch_must_gain(void **state)
 
 /* A sequence is announced anew when it has chosen another view. A sequence that takes no known
  * blocks announces none to the pool. */
-static void another_view_is_announced_anew(void **state)
+TEST(another_view_is_announced_anew)
 {
     static int32_t prompt[N_LONG];
     et_prompt(prompt, N_LONG, 5);
@@ -166,7 +166,7 @@ static void another_view_is_announced_anew(void **state)
 
 /* A sequence behind one whose chunks find no room is not announced, so that its chunks do not take
  * the room that comes free. */
-static void sequences_are_announced_in_order(void **state)
+TEST(sequences_are_announced_in_order)
 {
     static int32_t prompt[2][300];
     const uint64_t turn = 77;
@@ -196,17 +196,4 @@ static void sequences_are_announced_in_order(void **state)
         engine_remove(k.engine, s[i]);
     }
     stack_close(&k);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(stored_chunks_are_fetched),
-        cmocka_unit_test(chunks_of_the_device_are_not_fetched),
-        cmocka_unit_test(a_fetch_must_gain),
-        cmocka_unit_test(another_view_is_announced_anew),
-        cmocka_unit_test(sequences_are_announced_in_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

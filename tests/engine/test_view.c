@@ -54,7 +54,7 @@ static void make_chain(struct chain *c, const struct truncation *t, int n)
 }
 
 /* Checks every stair of a context of n tokens. The last stair may not be full yet. */
-static void each_stair_sees_its_tokens(void **state)
+TEST(each_stair_sees_its_tokens)
 {
     static const struct truncation cases[] = {
         {0, 0, 0}, {512, 64, 64}, {512, 256, 64}, {640, 128, 256}, {512, 320, 128}};
@@ -83,7 +83,7 @@ static void each_stair_sees_its_tokens(void **state)
 }
 
 /* Adds tokens until the stair ends. A further token is ignored. */
-static void a_view_grows_to_its_stairs_end(void **state)
+TEST(a_view_grows_to_its_stairs_end)
 {
     const struct truncation t = {512, 128, 64};
     for (int cut = 0; cut <= 256; cut += 128) {
@@ -111,13 +111,4 @@ static void a_view_grows_to_its_stairs_end(void **state)
     view_init(&whole, &(struct truncation){0});
     assert_false(view_is_full(&whole, 0));
     view_deinit(&whole);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_stair_sees_its_tokens),
-        cmocka_unit_test(a_view_grows_to_its_stairs_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

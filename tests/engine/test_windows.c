@@ -128,7 +128,7 @@ static void check_turns(int f, const char *plan, const char *save)
     io_close(io);
 }
 
-static void turns_of_every_family(void **state)
+TEST(turns_of_every_family)
 {
     static const char *const plans[] = {"kv", "auto", "hidden", "R", "RR"};
     for (int f = 0; f < N_FAMILIES; f++) {
@@ -151,7 +151,7 @@ static void turns_of_every_family(void **state)
 
 /* Power fails at many moments of a turn, also while records are dropped. The next turn restores
  * what is there, and its bits are those of a turn without a store. */
-static void power_fails_while_windows_are_dropped(void **state)
+TEST(power_fails_while_windows_are_dropped)
 {
     const char *family = "gemma3";
     int n_cached[2] = {0, 0};
@@ -188,7 +188,7 @@ static void power_fails_while_windows_are_dropped(void **state)
 
 /* Chunks that are packed later keep the records apart, so they can still be dropped. A pin keeps
  * the window behind its chunk, and a guarantee all records. */
-static void packing_and_pins(void **state)
+TEST(packing_and_pins)
 {
     struct io *io = et_disk(12, 1 << 28);
     struct stack k;
@@ -243,15 +243,4 @@ static void packing_and_pins(void **state)
     assert_true(store_audit(k.store));
     stack_close(&k);
     io_close(io);
-}
-
-int main(int argc, char **argv)
-{
-    et_only(argc, argv);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(turns_of_every_family),
-        cmocka_unit_test(power_fails_while_windows_are_dropped),
-        cmocka_unit_test(packing_and_pins),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

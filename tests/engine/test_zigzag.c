@@ -8,7 +8,7 @@
 #include "tests/model/layer_spy.h"
 #include "tests/model/packed_file.h"
 
-static void answers_are_those_of_the_ordinary_order(void **state)
+TEST(answers_are_those_of_the_ordinary_order)
 {
     zz_compare("cpu", 1, "synth:tiny-mha");
     zz_compare("cpu", 1, "synth:tiny-gqa");
@@ -45,7 +45,7 @@ static int run_steps(struct stack *k, struct et_run out[N_SEQS])
 
 /* All prompts run in one step of four mini-batches and then decode, which takes three passes.
  * Without mini-batches each prompt has a step of its own. */
-static void each_layer_is_taken_once_a_step(void **state)
+TEST(each_layer_is_taken_once_a_step)
 {
     struct layer_spy *spy = test_malloc(sizeof *spy);
     struct et_run r[N_SEQS];
@@ -71,7 +71,7 @@ static void each_layer_is_taken_once_a_step(void **state)
 
 /* If a layer cannot be read in the middle of a step, the requests of that step end with the
  * fault. */
-static void a_layer_that_fails_ends_the_step(void **state)
+TEST(a_layer_that_fails_ends_the_step)
 {
     struct layer_spy *spy = test_malloc(sizeof *spy);
     struct et_run r[N_SEQS];
@@ -97,7 +97,7 @@ static void a_layer_that_fails_ends_the_step(void **state)
 
 /* All layers are streamed. A job reads the bytes of all layers once per pass. The ring also reads
  * ahead, by at most as many layers as it has slots. */
-static void a_job_reads_its_passes_times_the_weights(void **state)
+TEST(a_job_reads_its_passes_times_the_weights)
 {
     enum { SLOTS = 4 };
     char dir[TEMPDIR_BYTES], path[PATH_MAX];
@@ -134,7 +134,7 @@ static void a_job_reads_its_passes_times_the_weights(void **state)
 /* --- memory ----------------------------------------------------------------------------------- */
 
 /* The residual stream has two buffers for all rows of a step, and none without mini-batches. */
-static void the_rows_between_layers_are_counted(void **state)
+TEST(the_rows_between_layers_are_counted)
 {
     size_t kv, activations[2], restore;
     for (int i = 0; i < 2; i++) {
@@ -148,17 +148,4 @@ static void the_rows_between_layers_are_counted(void **state)
                              2 * 4 * 512 * model_hidden_bytes(k.model));
         stack_close(&k);
     }
-}
-
-int main(int argc, char **argv)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_are_those_of_the_ordinary_order),
-        cmocka_unit_test(each_layer_is_taken_once_a_step),
-        cmocka_unit_test(a_layer_that_fails_ends_the_step),
-        cmocka_unit_test(a_job_reads_its_passes_times_the_weights),
-        cmocka_unit_test(the_rows_between_layers_are_counted),
-    };
-    et_only(argc, argv);
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

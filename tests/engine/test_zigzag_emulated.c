@@ -3,17 +3,9 @@
 #include "tests/unit.h"
 #include "tests/engine/zigzagged.h"
 
-static void answers_are_those_of_the_ordinary_order(void **state)
+TEST(answers_are_those_of_the_ordinary_order)
 {
     et_device.cuda_math = "fixed";
     zz_compare("cuda", 1, "tests/model/golden/families/mistral");
     et_device = (struct device_opts){0};
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_are_those_of_the_ordinary_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

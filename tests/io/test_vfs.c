@@ -196,18 +196,18 @@ static void crash_everywhere(const char *pragmas, uint64_t n_seeds)
     print_message("%d operations, %d crashes\n", (int)n_ops, (int)(n_ops * n_seeds));
 }
 
-static void test_crash_wal(void **state)
+TEST(test_crash_wal)
 {
     crash_everywhere(WAL, 16);
 }
 
-static void test_crash_journal(void **state)
+TEST(test_crash_journal)
 {
     crash_everywhere(JOURNAL, 8);
 }
 
 /* Encrypted files survive every crash, too, and show nothing. */
-static void test_encrypted(void **state)
+TEST(test_encrypted)
 {
     static const uint8_t secret[SEAL_KEY_BYTES] = {7};
     static const char *const sizes[] = {"", "PRAGMA page_size=512;",
@@ -236,7 +236,7 @@ static void test_encrypted(void **state)
     seal = NULL;
 }
 
-static void test_deterministic(void **state)
+TEST(test_deterministic)
 {
     uint64_t n_ops = count_ops(WAL);
     assert_int_equal(count_ops(WAL), n_ops);
@@ -250,7 +250,7 @@ static void test_deterministic(void **state)
 }
 
 /* Shows that this suite can fail: if syncs do nothing, it finds lost transactions. */
-static void test_lost_syncs_are_noticed(void **state)
+TEST(test_lost_syncs_are_noticed)
 {
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 20; seed++) {
@@ -269,7 +269,7 @@ static void test_lost_syncs_are_noticed(void **state)
 }
 
 /* Each kind of failure at many moments: the caller gets an error and nothing committed is lost. */
-static void test_faults(void **state)
+TEST(test_faults)
 {
     static const struct io_sim_fault faults[] = {
         {.kind = IO_SIM_FAIL, .code = -EIO},
@@ -299,7 +299,7 @@ static void test_faults(void **state)
 
 /* A row that was dropped leaves the medium: the pages by secure_delete, the log because it is
  * overwritten before it is cut, or before the connection's end removes it. */
-static void test_dropped_rows_leave_the_medium(void **state)
+TEST(test_dropped_rows_leave_the_medium)
 {
     static const char *const ends[] = {"PRAGMA wal_checkpoint(TRUNCATE)", NULL};
     for (int i = 0; i < 2; i++) {
@@ -328,7 +328,7 @@ static void test_dropped_rows_leave_the_medium(void **state)
     }
 }
 
-static void test_full_disk(void **state)
+TEST(test_full_disk)
 {
     struct io *io;
     assert_int_equal(
@@ -349,7 +349,7 @@ static void test_full_disk(void **state)
     sim_end(io);
 }
 
-static void test_one_opener(void **state)
+TEST(test_one_opener)
 {
     struct io *io = sim_with_folder(1);
     sqlite3 *a, *b;
@@ -389,12 +389,12 @@ static void on_real_files(struct io *io)
     tempdir_remove(dir);
 }
 
-static void test_pread(void **state)
+TEST(test_pread)
 {
     on_real_files(io_pread_open());
 }
 
-static void test_uring(void **state)
+TEST(test_uring)
 {
     struct io *io;
     struct err err = {0};
@@ -407,7 +407,7 @@ static void test_uring(void **state)
 
 /* A read-only VFS reads a database with a log or without one, and writes, creates and removes no
  * file. */
-static void test_only_reading(void **state)
+TEST(test_only_reading)
 {
     struct io *io = sim_with_folder(9);
     assert_int_equal(run_workload(DB_PATH, WAL), N_TXNS);
@@ -470,7 +470,7 @@ static void fault_add(struct io *io, unsigned on, int code)
 enum { READWRITE = SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE | SQLITE_OPEN_MAIN_DB };
 
 /* Bytes behind the end of the file read as zeros. A read writes no byte behind its buffer. */
-static void test_reads_fill_their_buffer(void **state)
+TEST(test_reads_fill_their_buffer)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -508,7 +508,7 @@ static void test_reads_fill_their_buffer(void **state)
 }
 
 /* Each failure has SQLite's code for it, and the system's code for SQLite's log. */
-static void test_each_failure_has_its_code(void **state)
+TEST(test_each_failure_has_its_code)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -566,7 +566,7 @@ static void test_each_failure_has_its_code(void **state)
 
 /* The first sync of a file also syncs its name, later ones do not. A deletion is synced if SQLite
  * asks for it. */
-static void test_names_are_synced_once(void **state)
+TEST(test_names_are_synced_once)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -593,7 +593,7 @@ static void test_names_are_synced_once(void **state)
     sim_end(io);
 }
 
-static void test_one_lock_at_all_levels(void **state)
+TEST(test_one_lock_at_all_levels)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -618,7 +618,7 @@ static void test_one_lock_at_all_levels(void **state)
     sim_end(io);
 }
 
-static void test_which_files_are_opened(void **state)
+TEST(test_which_files_are_opened)
 {
     struct io *io = sim_with_folder(1);
     assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
@@ -678,7 +678,7 @@ static void test_which_files_are_opened(void **state)
 }
 
 /* An empty journal counts as missing; an empty file may be read and written. */
-static void test_access(void **state)
+TEST(test_access)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -700,7 +700,7 @@ static void test_access(void **state)
     sim_end(io);
 }
 
-static void test_what_the_system_tells(void **state)
+TEST(test_what_the_system_tells)
 {
     struct io *io = sim_with_folder(1);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS);
@@ -731,30 +731,4 @@ static void test_what_the_system_tells(void **state)
     assert_true(ms >= before_ms && ms <= after_ms);
     assert_true(days >= (double)ms / 86400000.0 && days <= (double)after_ms / 86400000.0);
     sim_end(io);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_pread),
-        cmocka_unit_test(test_uring),
-        cmocka_unit_test(test_one_opener),
-        cmocka_unit_test(test_crash_wal),
-        cmocka_unit_test(test_crash_journal),
-        cmocka_unit_test(test_encrypted),
-        cmocka_unit_test(test_deterministic),
-        cmocka_unit_test(test_faults),
-        cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_dropped_rows_leave_the_medium),
-        cmocka_unit_test(test_lost_syncs_are_noticed),
-        cmocka_unit_test(test_only_reading),
-        cmocka_unit_test(test_reads_fill_their_buffer),
-        cmocka_unit_test(test_each_failure_has_its_code),
-        cmocka_unit_test(test_names_are_synced_once),
-        cmocka_unit_test(test_one_lock_at_all_levels),
-        cmocka_unit_test(test_which_files_are_opened),
-        cmocka_unit_test(test_access),
-        cmocka_unit_test(test_what_the_system_tells),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -86,7 +86,7 @@ static void round_trip(enum pack_type type, const uint16_t *v, size_t n,
     free(again);
 }
 
-static void the_same_bits_come_back(void **state)
+TEST(the_same_bits_come_back)
 {
     uint16_t *v = xmalloc(2 * MOST * sizeof v[0]);
     for (int kind = 0; kind < N_KINDS; kind++)
@@ -102,7 +102,7 @@ static void the_same_bits_come_back(void **state)
 
 /* A piece of f32 numbers is that of its upper halves as bf16 numbers, with the lower halves behind
  * the low bytes. */
-static void f32_is_bf16_and_lower_halves(void **state)
+TEST(f32_is_bf16_and_lower_halves)
 {
     enum { N = 2000, HEAD = 8 + 15 + 10 + N };
     uint16_t v[2 * N], upper[N], lower[N];
@@ -124,7 +124,7 @@ static void f32_is_bf16_and_lower_halves(void **state)
     assert_int_equal(pack_run(PACK_F32, v, sizeof v - 2, packed, sizeof packed), 0);
 }
 
-static void state_gets_smaller(void **state)
+TEST(state_gets_smaller)
 {
     enum { N = 24576 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
@@ -145,7 +145,7 @@ static void state_gets_smaller(void **state)
 
 /* The halves of a record (keys and values) have ranks of their own: a record whose halves differ by
  * a factor is not larger than its halves alone. */
-static void halves_are_ranked_apart(void **state)
+TEST(halves_are_ranked_apart)
 {
     enum { N = 24576 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
@@ -160,7 +160,7 @@ static void halves_are_ranked_apart(void **state)
     free(packed);
 }
 
-static void damage_stays_inside_its_bounds(void **state)
+TEST(damage_stays_inside_its_bounds)
 {
     enum { N = 4096 + 34, TRIES = 4000 };
     uint16_t *v = xmalloc(N * sizeof v[0]);
@@ -197,22 +197,9 @@ static void damage_stays_inside_its_bounds(void **state)
     free(packed);
 }
 
-static void odd_bytes_are_no_numbers(void **state)
+TEST(odd_bytes_are_no_numbers)
 {
     uint8_t in[3] = {1, 2, 3}, out[64];
     assert_int_equal(pack_run(PACK_BF16, in, 3, out, sizeof out), 0);
     assert_false(pack_undo(out, 8, in, 3));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_same_bits_come_back),
-        cmocka_unit_test(f32_is_bf16_and_lower_halves),
-        cmocka_unit_test(state_gets_smaller),
-        cmocka_unit_test(halves_are_ranked_apart),
-        cmocka_unit_test(damage_stays_inside_its_bounds),
-        cmocka_unit_test(odd_bytes_are_no_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -246,7 +246,7 @@ static int n_got(int node)
 
 /* --- the tests -------------------------------------------------------------------------------- */
 
-static void a_command_goes_to_the_owner_of_its_key(void **state)
+TEST_WITH(a_command_goes_to_the_owner_of_its_key, start, stop)
 {
     /* So many commands at once that the list of sent commands grows, and wraps round its end. */
     enum { N = 300, AT_ONCE = 130 };
@@ -268,7 +268,7 @@ static void a_command_goes_to_the_owner_of_its_key(void **state)
     cluster_close(c);
 }
 
-static void a_stream_is_asked_for_by_its_name(void **state)
+TEST_WITH(a_stream_is_asked_for_by_its_name, start, stop)
 {
     struct redis_answer a = {0};
     struct err err = {0};
@@ -283,7 +283,7 @@ static void a_stream_is_asked_for_by_its_name(void **state)
     cluster_close(c);
 }
 
-static void each_server_can_be_told_something(void **state)
+TEST_WITH(each_server_can_be_told_something, start, stop)
 {
     const struct redis_arg who = REDIS_TEXT("WHO");
     struct redis_answer a = {0};
@@ -304,7 +304,7 @@ static void each_server_can_be_told_something(void **state)
 
 /* The first server in the table is followed like any other, for good or for one command, also when
  * it redirects in turn. */
-static void the_first_server_is_followed(void **state)
+TEST_WITH(the_first_server_is_followed, start, stop)
 {
     for (int for_good = 0; for_good < 2; for_good++) {
         seeds.n = 0;
@@ -328,7 +328,7 @@ static void the_first_server_is_followed(void **state)
 
 /* All slots of a server have moved for good: the first command is redirected, and later ones go to
  * the new owner at once. */
-static void a_move_is_remembered(void **state)
+TEST_WITH(a_move_is_remembered, start, stop)
 {
     seeds.n = 0;
     struct cluster *c = open_at(0);
@@ -351,7 +351,7 @@ static void a_move_is_remembered(void **state)
 
 /* One key is on its way to another server: only this command goes there, and the next one is sent
  * to the old owner again. */
-static void an_ask_is_not_remembered(void **state)
+TEST_WITH(an_ask_is_not_remembered, start, stop)
 {
     seeds.n = 0;
     struct cluster *c = open_at(0);
@@ -370,7 +370,7 @@ static void an_ask_is_not_remembered(void **state)
     cluster_close(c);
 }
 
-static void a_new_server_is_followed(void **state)
+TEST_WITH(a_new_server_is_followed, start, stop)
 {
     seeds.n = 0;
     struct cluster *c = open_at(0);
@@ -392,7 +392,7 @@ static void a_new_server_is_followed(void **state)
     cluster_close(c);
 }
 
-static void redirections_have_an_end(void **state)
+TEST_WITH(redirections_have_an_end, start, stop)
 {
     struct redis_answer a = {0};
     struct err err = {0};
@@ -409,7 +409,7 @@ static void redirections_have_an_end(void **state)
 }
 
 /* The limit of five redirections is for each command separately. */
-static void redirections_are_counted_for_each_command(void **state)
+TEST_WITH(redirections_are_counted_for_each_command, start, stop)
 {
     seeds.n = 0;
     struct cluster *c = open_at(0);
@@ -422,7 +422,7 @@ static void redirections_are_counted_for_each_command(void **state)
     cluster_close(c);
 }
 
-static void a_slot_may_have_no_server(void **state)
+TEST_WITH(a_slot_may_have_no_server, start, stop)
 {
     char want[80];
     struct err err = {0};
@@ -441,7 +441,7 @@ static void a_slot_may_have_no_server(void **state)
 
 /* If the server of the URL does not answer, the servers found earlier are asked for the table
  * first. */
-static void any_server_can_name_the_others(void **state)
+TEST_WITH(any_server_can_name_the_others, start, stop)
 {
     struct cluster *c;
     struct err err = {0};
@@ -459,7 +459,7 @@ static void any_server_can_name_the_others(void **state)
     assert_true(try_to_open(3, &c, &err) < 0);
 }
 
-static void every_master_must_answer(void **state)
+TEST_WITH(every_master_must_answer, start, stop)
 {
     struct cluster *c;
     struct err err = {0};
@@ -472,7 +472,7 @@ static void every_master_must_answer(void **state)
     assert_int_equal(seeds.n, 0);
 }
 
-static void commands_may_be_in_flight_at_the_end(void **state)
+TEST_WITH(commands_may_be_in_flight_at_the_end, start, stop)
 {
     seeds.n = 0;
     struct cluster *c = open_at(0);
@@ -485,22 +485,6 @@ static void commands_may_be_in_flight_at_the_end(void **state)
 
 int main(void)
 {
-#define TEST(f) cmocka_unit_test_setup_teardown(f, start, stop)
-    const struct CMUnitTest tests[] = {
-        TEST(a_command_goes_to_the_owner_of_its_key),
-        TEST(a_stream_is_asked_for_by_its_name),
-        TEST(each_server_can_be_told_something),
-        TEST(the_first_server_is_followed),
-        TEST(a_move_is_remembered),
-        TEST(an_ask_is_not_remembered),
-        TEST(a_new_server_is_followed),
-        TEST(redirections_have_an_end),
-        TEST(redirections_are_counted_for_each_command),
-        TEST(a_slot_may_have_no_server),
-        TEST(any_server_can_name_the_others),
-        TEST(every_master_must_answer),
-        TEST(commands_may_be_in_flight_at_the_end),
-    };
     alarm(300);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -8,7 +8,7 @@
 
 static struct sha256 room[ERASURE_MAX_KEYS];
 
-static void come_back(void **state)
+TEST(come_back)
 {
     static const int sizes[] = {0, 1, 7, ERASURE_MAX_KEYS};
     struct sha256 *keys = calloc(ERASURE_MAX_KEYS, sizeof *keys);
@@ -36,7 +36,7 @@ static void come_back(void **state)
     free(keys);
 }
 
-static void nothing_else_does(void **state)
+TEST(nothing_else_does)
 {
     struct sha256 keys[3] = {{.b = {1}}, {.b = {2}}, {.b = {3}}};
     struct erasure in = {.server = 1, .n = 3, .keys = keys}, out = {.keys = room};
@@ -61,7 +61,7 @@ static void nothing_else_does(void **state)
 }
 
 /* An entry whose checksum is right, but which claims more keys than it has room for, is refused. */
-static void counts_are_bounded(void **state)
+TEST(counts_are_bounded)
 {
     static const uint64_t counts[] = {ERASURE_MAX_KEYS + 1, 1, UINT64_MAX, 1ull << 59};
     struct erasure in = {.server = 1}, out = {.keys = room};
@@ -78,7 +78,7 @@ static void counts_are_bounded(void **state)
 }
 
 /* An entry of an unknown kind is refused: there are three kinds of erasures. */
-static void kinds_are_bounded(void **state)
+TEST(kinds_are_bounded)
 {
     struct erasure in = {.server = 1}, out = {.keys = room};
     uint8_t bytes[64];
@@ -101,15 +101,4 @@ static void kinds_are_bounded(void **state)
     bytes[40] ^= 1;
     assert_int_equal(erasure_decode(bytes, n, &out, &err), ERR_CORRUPT);
     assert_string_equal(err.msg, "an erasure's checksum does not hold");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(come_back),
-        cmocka_unit_test(nothing_else_does),
-        cmocka_unit_test(counts_are_bounded),
-        cmocka_unit_test(kinds_are_bounded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

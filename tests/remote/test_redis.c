@@ -109,7 +109,7 @@ static void part(struct peer *p, struct redis *r)
 
 static const struct redis_arg get[] = {{"GET", 3}, {"a key", 5}};
 
-static void answers_of_every_kind(void **state)
+TEST(answers_of_every_kind)
 {
     static const char text[] =
         "$5\r\nab\0cd\r\n:-42\r\n$-1\r\n-ERR no "
@@ -158,7 +158,7 @@ static void answers_of_every_kind(void **state)
 
 /* Large strings are received into the answer's own memory. Here they come between short answers and
  * after each other. */
-static void large_strings(void **state)
+TEST(large_strings)
 {
     enum { KINDS = 6, LARGEST = 300000 };
     static const int sizes[KINDS] = {65536, 3, 65535, LARGEST, 65537, 100000};
@@ -203,7 +203,7 @@ static void large_strings(void **state)
 
 /* After a large string at most 64 bytes are received at first, so that the next large string comes
  * into its answer without a copy. */
-static void behind_a_large_string_few_bytes_are_received(void **state)
+TEST(behind_a_large_string_few_bytes_are_received)
 {
     enum { N = 65536 };
     static char text[2 * N + 64];
@@ -234,7 +234,7 @@ static void behind_a_large_string_few_bytes_are_received(void **state)
 
 /* A string of the largest allowed size is taken although its header, its last byte or the end of
  * its line comes later than the rest. One byte more is refused, also if all of it comes at once. */
-static void the_largest_string_comes_in_two_parts(void **state)
+TEST(the_largest_string_comes_in_two_parts)
 {
     enum { LARGEST = 1000 };
     static const size_t held[] = {0, 1, 2, 3, LARGEST + 2, LARGEST + 4};
@@ -269,7 +269,7 @@ static void the_largest_string_comes_in_two_parts(void **state)
 }
 
 /* A string that does not end where its length says is an error. */
-static void a_large_string_has_an_end(void **state)
+TEST(a_large_string_has_an_end)
 {
     enum { N = 65536 };
     static char text[N + 64];
@@ -285,7 +285,7 @@ static void a_large_string_has_an_end(void **state)
 }
 
 /* Invalid and endless answers are errors, and use no memory to speak of. */
-static void lies_are_errors(void **state)
+TEST(lies_are_errors)
 {
     static const struct {
         const char *text;
@@ -314,7 +314,7 @@ static void lies_are_errors(void **state)
     }
 }
 
-static void sizes_are_bounded(void **state)
+TEST(sizes_are_bounded)
 {
     enum { N = 100000 };
     static char large[N + 64], list[N + 64];
@@ -338,7 +338,7 @@ static void sizes_are_bounded(void **state)
 
 /* A list of numbers can claim any length without using memory. A list that goes on and on is
  * refused at some length. */
-static void a_list_without_an_end_ends(void **state)
+TEST(a_list_without_an_end_ends)
 {
     enum { N = 600000 };
     static const char *const items[] = {":1\r\n", "$-1\r\n", "*0\r\n"};
@@ -358,7 +358,7 @@ static void a_list_without_an_end_ends(void **state)
 }
 
 /* The time limit is for a whole answer, not for each of its pieces. */
-static void drips_end(void **state)
+TEST(drips_end)
 {
     struct peer p;
     struct redis_answer a = {0};
@@ -374,7 +374,7 @@ static void drips_end(void **state)
 
 /* The text of an error answer appears in logs and in answers of the API, so it must be
  * printable. */
-static void refusals_are_printable(void **state)
+TEST(refusals_are_printable)
 {
     static const char text[] = "-ERR \x1b[31m \xff\xfe\n\tno\r\n";
     struct peer p;
@@ -440,7 +440,7 @@ static int greet(struct greeter *g, const char *form, const char *answer, struct
 }
 
 /* A connection begins with what the URL asks for, and ends with a PING. */
-static void a_connection_begins_with_a_greeting(void **state)
+TEST(a_connection_begins_with_a_greeting)
 {
 #define PING   "*1\r\n$4\r\nPING\r\n"
 #define AUTH_P "*2\r\n$4\r\nAUTH\r\n$3\r\npwd\r\n"
@@ -491,7 +491,7 @@ static void *sender_main(void *arg)
 }
 
 /* Large arguments are sent at once, and small ones with the next flush. */
-static void arguments_of_any_size_are_sent(void **state)
+TEST(arguments_of_any_size_are_sent)
 {
     static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -534,7 +534,7 @@ static void arguments_of_any_size_are_sent(void **state)
 }
 
 /* A peer that accepts the connection and never answers the greeting is given up. */
-static void silence_at_the_greeting_ends(void **state)
+TEST(silence_at_the_greeting_ends)
 {
     struct sockaddr_in a = {.sin_family = AF_INET,
                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -555,7 +555,7 @@ static void silence_at_the_greeting_ends(void **state)
     close(listener);
 }
 
-static void silence_ends(void **state)
+TEST(silence_ends)
 {
     struct peer p;
     struct redis_answer a = {0};
@@ -566,7 +566,7 @@ static void silence_ends(void **state)
     part(&p, r);
 }
 
-static void a_stop_ends_a_wait(void **state)
+TEST(a_stop_ends_a_wait)
 {
     struct wire w;
     struct err err = {0};
@@ -589,7 +589,7 @@ static void a_stop_ends_a_wait(void **state)
 }
 
 /* A call can be stopped while bytes arrive without a pause. */
-static void a_stop_ends_a_flood(void **state)
+TEST(a_stop_ends_a_flood)
 {
     struct wire w;
     struct err err = {0};
@@ -627,7 +627,7 @@ static void count_signal(int signal)
 
 /* A host program of the library may leave SIGPIPE at its default, which ends the process. So
  * sending to a peer that has closed the connection must return an error and raise no signal. */
-static void a_closed_connection_raises_no_signal(void **state)
+TEST(a_closed_connection_raises_no_signal)
 {
     struct sigaction count = {.sa_handler = count_signal}, before;
     struct err err = {0};
@@ -654,28 +654,4 @@ static void a_closed_connection_raises_no_signal(void **state)
     close(pair[0]);
     sigaction(SIGPIPE, &before, NULL);
     assert_int_equal(n_signals, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_of_every_kind),
-        cmocka_unit_test(lies_are_errors),
-        cmocka_unit_test(large_strings),
-        cmocka_unit_test(behind_a_large_string_few_bytes_are_received),
-        cmocka_unit_test(the_largest_string_comes_in_two_parts),
-        cmocka_unit_test(a_large_string_has_an_end),
-        cmocka_unit_test(sizes_are_bounded),
-        cmocka_unit_test(a_connection_begins_with_a_greeting),
-        cmocka_unit_test(arguments_of_any_size_are_sent),
-        cmocka_unit_test(silence_at_the_greeting_ends),
-        cmocka_unit_test(silence_ends),
-        cmocka_unit_test(a_stop_ends_a_wait),
-        cmocka_unit_test(a_stop_ends_a_flood),
-        cmocka_unit_test(drips_end),
-        cmocka_unit_test(refusals_are_printable),
-        cmocka_unit_test(a_list_without_an_end_ends),
-        cmocka_unit_test(a_closed_connection_raises_no_signal),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

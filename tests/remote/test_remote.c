@@ -49,14 +49,11 @@ static int tear_down(void **state)
     return 0;
 }
 
-#define WITH_ONE(test) cmocka_unit_test_setup_teardown(test, set_up_one, tear_down)
-#define WITH_TWO(test) cmocka_unit_test_setup_teardown(test, set_up_two, tear_down)
-
 /* --- writing and fetching --------------------------------------------------------------------- */
 
 /* A chunk lives for its own time, but at most for the remote's. Offering a chunk that the remote
  * has, or that the store lacks, writes nothing. */
-static void offers_are_written_once(void **state)
+TEST_WITH(offers_are_written_once, set_up_one, tear_down)
 {
     struct servers *x = *state;
     static const uint32_t ttl_s[] = {0, 50, RT_TTL_S, RT_TTL_S + 1};
@@ -96,7 +93,7 @@ static void offers_are_written_once(void **state)
 
 /* A chain is fetched up to its first missing chunk, in two round trips. Its chunks are then in the
  * store. */
-static void a_chain_is_fetched_up_to_a_gap(void **state)
+TEST_WITH(a_chain_is_fetched_up_to_a_gap, set_up_two, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS - 1);
@@ -173,7 +170,7 @@ static void flip(struct fake_redis *f)
 
 /* A wrong value ends the chain before it. It is removed, so that a server that has the chunk writes
  * it again. */
-static void a_wrong_value_is_removed(void **state)
+TEST(a_wrong_value_is_removed)
 {
     static const char *const texts[] = {"checksum", "it has another key"};
     for (int i = 0; i < 2; i++) {
@@ -210,7 +207,7 @@ static void a_wrong_value_is_removed(void **state)
 
 /* A chunk of another model or another salt has another key. So only a lying remote returns it for a
  * wanted key. */
-static void a_chunk_of_others_is_wrong(void **state)
+TEST_WITH(a_chunk_of_others_is_wrong, set_up_two, tear_down)
 {
     struct servers *x = *state;
     struct sha256 key;
@@ -238,7 +235,7 @@ static void a_chunk_of_others_is_wrong(void **state)
 }
 
 /* Servers of another secret, or of none, find nothing, and are told why. */
-static void servers_of_another_secret_are_named(void **state)
+TEST_WITH(servers_of_another_secret_are_named, set_up_two, tear_down)
 {
     struct servers *x = *state;
     struct rt_server c;
@@ -259,7 +256,7 @@ static void servers_of_another_secret_are_named(void **state)
 }
 
 /* A value whose size is impossible for a chunk is not fetched. */
-static void sizes_that_are_no_chunks(void **state)
+TEST_WITH(sizes_that_are_no_chunks, set_up_one, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS);
@@ -282,7 +279,7 @@ static void sizes_that_are_no_chunks(void **state)
 }
 
 /* Chunks that cannot be made durable are not fetched, and the reason is told. */
-static void a_store_that_cannot_commit_takes_nothing(void **state)
+TEST_WITH(a_store_that_cannot_commit_takes_nothing, set_up_one, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS);
@@ -299,7 +296,7 @@ static void a_store_that_cannot_commit_takes_nothing(void **state)
 }
 
 /* A store without room takes the chunks that fit. */
-static void a_full_store_takes_what_fits(void **state)
+TEST_WITH(a_full_store_takes_what_fits, set_up_one, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS);
@@ -313,7 +310,7 @@ static void a_full_store_takes_what_fits(void **state)
 }
 
 /* More offers than are settled together: each is settled once. */
-static void many_offers_are_settled(void **state)
+TEST_WITH(many_offers_are_settled, set_up_one, tear_down)
 {
     enum { MANY = 150 };
     struct servers *x = *state;
@@ -330,7 +327,7 @@ static void many_offers_are_settled(void **state)
 }
 
 /* A process that ends at once still writes what it has offered. */
-static void offers_are_written_before_the_end(void **state)
+TEST(offers_are_written_before_the_end)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -348,7 +345,7 @@ static void offers_are_written_before_the_end(void **state)
 
 /* A chunk that the Redis refuses is dropped and counted. After a rest the next chunks are
  * written. */
-static void a_full_remote_refuses_one_chunk(void **state)
+TEST_WITH(a_full_remote_refuses_one_chunk, set_up_one, tear_down)
 {
     struct servers *x = *state;
     fake_redis_trouble(x->f, "SET", FAKE_REFUSES, 1);
@@ -366,7 +363,7 @@ static void a_full_remote_refuses_one_chunk(void **state)
 
 /* When a connection fails, the offered chunks wait for the next one. A chunk with which three
  * connections fail is dropped. */
-static void a_chunk_that_ends_connections_is_dropped(void **state)
+TEST_WITH(a_chunk_that_ends_connections_is_dropped, set_up_one, tear_down)
 {
     struct servers *x = *state;
     fake_redis_trouble(x->f, "SET", FAKE_DROPS, 2);
@@ -388,7 +385,7 @@ static void a_chunk_that_ends_connections_is_dropped(void **state)
 }
 
 /* While the remote cannot be reached, nothing is fetched and no request waits. */
-static void a_remote_that_is_gone_rests(void **state)
+TEST(a_remote_that_is_gone_rests)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -431,7 +428,7 @@ static struct remote_fetch *begin(struct rt_server *s, struct rt_waiter *w)
 
 /* A fetch is given up when the remote stays silent for the limit, when it closes the connection, or
  * when the request ends. Later the same chunks are fetched. */
-static void a_fetch_is_given_up(void **state)
+TEST(a_fetch_is_given_up)
 {
     static const struct {
         enum fake_trouble trouble;
@@ -481,7 +478,7 @@ static void a_fetch_is_given_up(void **state)
 }
 
 /* A fetch that waits behind another one ends when its request ends, and not when the other does. */
-static void a_waiting_fetch_ends_by_itself(void **state)
+TEST_WITH(a_waiting_fetch_ends_by_itself, set_up_two, tear_down)
 {
     struct servers *x = *state;
     struct rt_waiter first = {0}, second = {0}, third = {0}, fourth = {0};
@@ -524,7 +521,7 @@ static void a_waiting_fetch_ends_by_itself(void **state)
 }
 
 /* A remote that sends a value byte by byte is never silent, but recomputing is faster. */
-static void a_crawling_remote_is_given_up(void **state)
+TEST_WITH(a_crawling_remote_is_given_up, set_up_two, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS);
@@ -539,7 +536,7 @@ static void a_crawling_remote_is_given_up(void **state)
 }
 
 /* An idle connection is probed, so a remote that fails is known before a request needs it. */
-static void an_idle_remote_is_probed(void **state)
+TEST_WITH(an_idle_remote_is_probed, set_up_one, tear_down)
 {
     struct servers *x = *state;
     WAIT_FOR(rt_stats(&x->a).is_up);
@@ -552,7 +549,7 @@ static void an_idle_remote_is_probed(void **state)
 }
 
 /* The writer leaves the processors to decodes. */
-static void the_writer_steps_back(void **state)
+TEST_WITH(the_writer_steps_back, set_up_one, tear_down)
 {
     (void)state; /* its server runs */
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
@@ -561,7 +558,7 @@ static void the_writer_steps_back(void **state)
 }
 
 /* A fetch that is predicted to take longer than recomputing does not begin. */
-static void a_dear_remote_is_not_asked_for_chunks(void **state)
+TEST_WITH(a_dear_remote_is_not_asked_for_chunks, set_up_two, tear_down)
 {
     struct servers *x = *state;
     rt_write(&x->a, x->f, RT_CHUNKS);
@@ -580,7 +577,7 @@ static void a_dear_remote_is_not_asked_for_chunks(void **state)
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-static void names_and_options(void **state)
+TEST(names_and_options)
 {
     static const char *const misses[REMOTE_MISSES] = {
         "none", "absent", "other_key", "resting", "silent",
@@ -601,27 +598,5 @@ static void names_and_options(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        WITH_ONE(offers_are_written_once),
-        WITH_TWO(a_chain_is_fetched_up_to_a_gap),
-        cmocka_unit_test(a_wrong_value_is_removed),
-        WITH_TWO(a_chunk_of_others_is_wrong),
-        WITH_TWO(servers_of_another_secret_are_named),
-        WITH_ONE(sizes_that_are_no_chunks),
-        WITH_ONE(a_full_store_takes_what_fits),
-        WITH_ONE(a_store_that_cannot_commit_takes_nothing),
-        WITH_ONE(many_offers_are_settled),
-        cmocka_unit_test(offers_are_written_before_the_end),
-        WITH_ONE(a_full_remote_refuses_one_chunk),
-        WITH_ONE(a_chunk_that_ends_connections_is_dropped),
-        cmocka_unit_test(a_remote_that_is_gone_rests),
-        cmocka_unit_test(a_fetch_is_given_up),
-        WITH_TWO(a_waiting_fetch_ends_by_itself),
-        WITH_TWO(a_crawling_remote_is_given_up),
-        WITH_ONE(an_idle_remote_is_probed),
-        WITH_ONE(the_writer_steps_back),
-        WITH_TWO(a_dear_remote_is_not_asked_for_chunks),
-        cmocka_unit_test(names_and_options),
-    };
-    return cmocka_run_group_tests(tests, rt_begin, NULL);
+    return unit_run(rt_begin, NULL);
 }

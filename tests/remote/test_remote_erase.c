@@ -28,7 +28,7 @@ static void erase(struct rt_server *s, int first, int n)
 
 /* One server erases the end of a chain. The chunks are deleted in the Redis, then in every other
  * server. For a while they are not fetched, even if another server writes them again. */
-static void an_erasure_reaches_every_server(void **state)
+TEST(an_erasure_reaches_every_server)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
@@ -92,7 +92,7 @@ static void an_erasure_reaches_every_server(void **state)
 
 /* All chunks of an owner are erased, and no others, although the names of chunks do not contain
  * their owner. */
-static void an_owners_chunks_are_found_and_erased(void **state)
+TEST(an_owners_chunks_are_found_and_erased)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
@@ -135,7 +135,7 @@ static void an_owners_chunks_are_found_and_erased(void **state)
 }
 
 /* An erasure has at most 1,024 keys, so a larger one is several entries. */
-static void a_large_erasure_is_several_entries(void **state)
+TEST(a_large_erasure_is_several_entries)
 {
     enum { MANY = ERASURE_MAX_KEYS + 3 };
     struct fake_redis *f = fake_redis_start();
@@ -165,7 +165,7 @@ static void a_large_erasure_is_several_entries(void **state)
 
 /* A text is erased with all that continues it, here and on other servers. The chunks before it
  * stay, and may be fetched again. */
-static void an_erased_text_is_gone_everywhere(void **state)
+TEST(an_erased_text_is_gone_everywhere)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
@@ -200,7 +200,7 @@ static void an_erased_text_is_gone_everywhere(void **state)
 
 /* Another server erases a text of which this server alone has a continuation. The continuation is
  * erased here and in the Redis, and is not fetched again. */
-static void a_continuation_of_an_erased_text_is_banned(void **state)
+TEST(a_continuation_of_an_erased_text_is_banned)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -235,7 +235,7 @@ static void a_continuation_of_an_erased_text_is_banned(void **state)
 
 /* Another server erases chunks of two chains. This server continues one of them by a chunk that is
  * not erased, so that one stays. The other chain is erased all the same. */
-static void a_chunk_that_is_continued_here_stays(void **state)
+TEST(a_chunk_that_is_continued_here_stays)
 {
     static const struct st_ctx other = {.base = 8, .own = 9};
     struct fake_redis *f = fake_redis_start();
@@ -261,7 +261,7 @@ static void a_chunk_that_is_continued_here_stays(void **state)
 
 /* A server bans the chunks that others have erased in the minute before it was opened: a server
  * that has not read the erasure may write them again. */
-static void a_new_server_bans_what_was_erased_lately(void **state)
+TEST(a_new_server_bans_what_was_erased_lately)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a, b;
@@ -360,7 +360,7 @@ static void put_erasure(struct fake_redis *f, const struct sha256 *key)
  * continues after the last entry that it has read, and skips bad entries. If the stream has lost
  * entries that the server has not read, the server drops all its state. If the stream is a new one,
  * the server reads it from the beginning. */
-static void a_server_catches_up(void **state)
+TEST(a_server_catches_up)
 {
     char dir[TEMPDIR_BYTES];
     struct fake_redis *f = fake_redis_start();
@@ -431,7 +431,7 @@ static void a_server_catches_up(void **state)
 
 /* A server with an empty store need not read the stream. It counts another server only if that
  * server has reported lately. */
-static void an_empty_store_skips_the_stream(void **state)
+TEST(an_empty_store_skips_the_stream)
 {
     struct fake_redis *f = fake_redis_start();
     struct rt_server a;
@@ -459,16 +459,5 @@ static void an_empty_store_skips_the_stream(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_erasure_reaches_every_server),
-        cmocka_unit_test(an_owners_chunks_are_found_and_erased),
-        cmocka_unit_test(a_large_erasure_is_several_entries),
-        cmocka_unit_test(an_erased_text_is_gone_everywhere),
-        cmocka_unit_test(a_continuation_of_an_erased_text_is_banned),
-        cmocka_unit_test(a_chunk_that_is_continued_here_stays),
-        cmocka_unit_test(a_new_server_bans_what_was_erased_lately),
-        cmocka_unit_test(a_server_catches_up),
-        cmocka_unit_test(an_empty_store_skips_the_stream),
-    };
-    return cmocka_run_group_tests(tests, rt_begin, NULL);
+    return unit_run(rt_begin, NULL);
 }

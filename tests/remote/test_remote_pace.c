@@ -11,7 +11,7 @@ static enum remote_choice choose(const struct remote_view *v, const struct remot
     return remote_choose(v, p, again_s);
 }
 
-static void silence_is_a_share_of_recomputing(void **state)
+TEST(silence_is_a_share_of_recomputing)
 {
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10, .recompute_s = 2.0, .silent_s = 0.15};
@@ -23,7 +23,7 @@ static void silence_is_a_share_of_recomputing(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
 }
 
-static void short_silences_are_scheduling(void **state)
+TEST(short_silences_are_scheduling)
 {
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10, .recompute_s = 0.01, .silent_s = 0.02};
@@ -33,7 +33,7 @@ static void short_silences_are_scheduling(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_SILENT);
 }
 
-static void a_forced_plan_waits_but_not_for_ever(void **state)
+TEST(a_forced_plan_waits_but_not_for_ever)
 {
     const struct remote_pace dear = {.latency_s = 1, .bytes_per_s = 1};
     struct remote_view v = {
@@ -48,7 +48,7 @@ static void a_forced_plan_waits_but_not_for_ever(void **state)
     assert_int_equal(choose(&v, &dear, &again_s), REMOTE_SILENT);
 }
 
-static void a_dear_fetch_does_not_begin(void **state)
+TEST(a_dear_fetch_does_not_begin)
 {
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 600000};
@@ -63,7 +63,7 @@ static void a_dear_fetch_does_not_begin(void **state)
 }
 
 /* Fetched chunks are then restored from the local store. This time counts as part of the fetch. */
-static void the_restore_after_a_fetch_counts(void **state)
+TEST(the_restore_after_a_fetch_counts)
 {
     const struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {
@@ -79,7 +79,7 @@ static void the_restore_after_a_fetch_counts(void **state)
 
 /* The price of computing only the last chunks of a context: small if they are few, although the
  * whole context is expensive. */
-static void the_rest_of_a_context_has_its_own_price(void **state)
+TEST(the_rest_of_a_context_has_its_own_price)
 {
     /* the cost is linear in the tokens */
     assert_true(fabs(remote_rest_s(8, 4, 0.25) - 6) < 1e-9);
@@ -94,7 +94,7 @@ static void the_rest_of_a_context_has_its_own_price(void **state)
 
 /* A truncated context needs all chunks that its view has moved. With only a part of them it still
  * needs a replay, so the part saves nothing. */
-static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
+TEST(a_view_without_its_moved_chunks_costs_a_replay)
 {
     assert_true(remote_replay_s(50, 4, -8, 16) == 50);
     assert_true(remote_replay_s(50, 4, -1, 16) == 50);
@@ -103,7 +103,7 @@ static void a_view_without_its_moved_chunks_costs_a_replay(void **state)
     assert_true(remote_replay_s(50, 4, 0, 0) == 0);
 }
 
-static void a_fetch_that_crawls_is_left(void **state)
+TEST(a_fetch_that_crawls_is_left)
 {
     const struct remote_pace p = {.latency_s = 1e-3, .bytes_per_s = 1e9};
     struct remote_view v = {.most_s = 10,
@@ -123,7 +123,7 @@ static void a_fetch_that_crawls_is_left(void **state)
 
 /* A short transfer has its first bytes late, because scheduling alone takes 25 ms. That is no sign
  * of a slow remote. */
-static void a_short_transfer_has_time_to_show_its_pace(void **state)
+TEST(a_short_transfer_has_time_to_show_its_pace)
 {
     const struct remote_pace p = {0};
     struct remote_view v = {.most_s = 10,
@@ -138,7 +138,7 @@ static void a_short_transfer_has_time_to_show_its_pace(void **state)
 }
 
 /* Only another transfer can show that a slow remote has become fast again. */
-static void a_dear_remote_is_tried_again(void **state)
+TEST(a_dear_remote_is_tried_again)
 {
     struct remote_pace p = {.latency_s = 0.1, .bytes_per_s = 1e6};
     struct remote_view v = {.most_s = 10, .recompute_s = 1.0, .left_bytes = 800000};
@@ -154,7 +154,7 @@ static void a_dear_remote_is_tried_again(void **state)
     assert_int_equal(choose(&v, &p, &again_s), REMOTE_TOO_DEAR);
 }
 
-static void the_pace_follows_what_fetches_took(void **state)
+TEST(the_pace_follows_what_fetches_took)
 {
     struct remote_pace p = {0};
     assert_true(remote_pace_price_s(&p, 1000) == 0); /* the price is not known yet */
@@ -168,7 +168,7 @@ static void the_pace_follows_what_fetches_took(void **state)
     assert_true(fabs(p.bytes_per_s - 3000) < 1 && fabs(p.latency_s - 0.1) < 1e-3);
 }
 
-static void rests_double_to_a_bound_and_differ(void **state)
+TEST(rests_double_to_a_bound_and_differ)
 {
     for (int n = 1; n < 40; n++) {
         double whole = BACKOFF_FIRST_S * pow(2, n - 1);
@@ -184,23 +184,4 @@ static void rests_double_to_a_bound_and_differ(void **state)
         /* rests are spread over the whole upper half of the backoff */
         assert_true(least < 0.51 * whole && most > 0.99 * whole);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(silence_is_a_share_of_recomputing),
-        cmocka_unit_test(short_silences_are_scheduling),
-        cmocka_unit_test(a_forced_plan_waits_but_not_for_ever),
-        cmocka_unit_test(a_dear_fetch_does_not_begin),
-        cmocka_unit_test(the_restore_after_a_fetch_counts),
-        cmocka_unit_test(the_rest_of_a_context_has_its_own_price),
-        cmocka_unit_test(a_view_without_its_moved_chunks_costs_a_replay),
-        cmocka_unit_test(a_fetch_that_crawls_is_left),
-        cmocka_unit_test(a_short_transfer_has_time_to_show_its_pace),
-        cmocka_unit_test(a_dear_remote_is_tried_again),
-        cmocka_unit_test(the_pace_follows_what_fetches_took),
-        cmocka_unit_test(rests_double_to_a_bound_and_differ),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

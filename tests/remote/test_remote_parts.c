@@ -61,7 +61,7 @@ static struct sha256 key_of(int i)
 /* --- the queue of offers ---------------------------------------------------------------------- */
 
 /* The queue is a ring. What it has no room for is dropped and counted. */
-static void offers_wait_in_a_ring(void **state)
+TEST_WITH(offers_wait_in_a_ring, make, destroy)
 {
     struct sha256 a = key_of(1), b = key_of(2), c = key_of(3);
     r->first_offer = MAX_OFFERS - 1;
@@ -88,7 +88,7 @@ static void offers_wait_in_a_ring(void **state)
 
 /* --- leases ----------------------------------------------------------------------------------- */
 
-static void leases_are_bounded(void **state)
+TEST_WITH(leases_are_bounded, make, destroy)
 {
     for (int i = 0; i < MAX_LEASES + 2; i++) {
         struct sha256 k = key_of(i);
@@ -102,7 +102,7 @@ static void leases_are_bounded(void **state)
 
 /* A chunk lives for its own time, at most for the remote's. Until it is confirmed, it lives at most
  * 45 s. */
-static void a_chunk_lives_for_a_bounded_time(void **state)
+TEST_WITH(a_chunk_lives_for_a_bounded_time, make, destroy)
 {
     static const uint32_t own[][2] = {
         {0, 1000}, {1, 1}, {999, 999}, {1000, 1000}, {1001, 1000}};
@@ -118,7 +118,7 @@ static void a_chunk_lives_for_a_bounded_time(void **state)
 
 /* The stream is read each second, and soon while chunks wait to be confirmed and no offer is left.
  * An erasure is published at once. */
-static void the_stream_is_read_in_time(void **state)
+TEST_WITH(the_stream_is_read_in_time, make, destroy)
 {
     static const struct {
         uint32_t n_leases, n_offers;
@@ -153,7 +153,7 @@ static bool may_store(int i, uint64_t owner)
 
 /* Erased chunks, and the chunks of erased owners, are not stored for a minute. The keys of an
  * erased text may be the beginning of other texts. */
-static void erased_chunks_are_banned_for_a_minute(void **state)
+TEST_WITH(erased_chunks_are_banned_for_a_minute, make, destroy)
 {
     struct sha256 keys[3] = {key_of(0), key_of(1), key_of(2)};
     int64_t before = clock_now_ns();
@@ -189,7 +189,7 @@ static void erased_chunks_are_banned_for_a_minute(void **state)
 }
 
 /* If more is erased in a minute than the rings hold, nothing at all is stored for a minute. */
-static void too_many_bans_ban_all(void **state)
+TEST_WITH(too_many_bans_ban_all, make, destroy)
 {
     struct sha256 *keys = xcalloc(MAX_BANS, sizeof *keys);
     for (int i = 0; i < MAX_BANS; i++)
@@ -223,7 +223,7 @@ static void too_many_bans_ban_all(void **state)
 
 /* After each failure in a row a link rests for longer. Only the reader's link says whether the
  * remote is up. */
-static void a_failed_link_rests(void **state)
+TEST_WITH(a_failed_link_rests, make, destroy)
 {
     struct err err = {.code = -EPIPE, .msg = "broken"};
     r->stats.is_up = true;
@@ -263,7 +263,7 @@ static void a_failed_link_rests(void **state)
 }
 
 /* A link is opened when its rest is over. */
-static void a_link_is_opened_when_it_has_rested(void **state)
+TEST_WITH(a_link_is_opened_when_it_has_rested, make, destroy)
 {
     struct fake_redis *f = fake_redis_start();
     struct err err = {0};
@@ -296,7 +296,7 @@ static void a_link_is_opened_when_it_has_rested(void **state)
 
 /* The reader's link says once that the remote is not used, and once that it answers again. The
  * writer's link says nothing. */
-static void a_change_of_state_is_said_once(void **state)
+TEST_WITH(a_change_of_state_is_said_once, make, destroy)
 {
     struct fake_redis *f = fake_redis_start();
     struct err err = {.code = -EPIPE, .msg = "broken"}, other = {.msg = "no route"};
@@ -333,7 +333,7 @@ static void a_change_of_state_is_said_once(void **state)
 
 /* A server goes on behind the last entry that it has read. A file that says nothing sound is as
  * good as none. A server whose store is empty needs none. */
-static void a_position_is_read_if_it_is_sound(void **state)
+TEST_WITH(a_position_is_read_if_it_is_sound, make, destroy)
 {
     static const struct {
         const char *text;
@@ -385,7 +385,7 @@ static void a_position_is_read_if_it_is_sound(void **state)
 
 /* --- fetches and statistics ------------------------------------------------------------------- */
 
-static void fetches_begin_only_with_a_sound_remote(void **state)
+TEST_WITH(fetches_begin_only_with_a_sound_remote, make, destroy)
 {
     static const struct {
         bool is_up, may_fetch;
@@ -445,7 +445,7 @@ static void fetches_begin_only_with_a_sound_remote(void **state)
     r->publish = NULL;
 }
 
-static void statistics_count_what_waits(void **state)
+TEST_WITH(statistics_count_what_waits, make, destroy)
 {
     struct remote_stats st;
     struct published second = {.next = NULL}, first = {.next = &second};
@@ -478,33 +478,11 @@ static void statistics_count_what_waits(void **state)
 }
 
 /* A wait ends after its time. */
-static void a_wait_has_an_end(void **state)
+TEST_WITH(a_wait_has_an_end, make, destroy)
 {
     int64_t t0 = clock_now_ns();
     pthread_mutex_lock(&r->lock);
     remote_wait(r, &r->for_reader, 2000000);
     pthread_mutex_unlock(&r->lock);
     assert_true(clock_now_ns() - t0 >= 2000000);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(offers_wait_in_a_ring),
-        CASE(leases_are_bounded),
-        CASE(a_chunk_lives_for_a_bounded_time),
-        CASE(the_stream_is_read_in_time),
-        CASE(erased_chunks_are_banned_for_a_minute),
-        CASE(too_many_bans_ban_all),
-        CASE(a_failed_link_rests),
-        CASE(a_link_is_opened_when_it_has_rested),
-        CASE(a_change_of_state_is_said_once),
-        CASE(a_position_is_read_if_it_is_sound),
-        CASE(fetches_begin_only_with_a_sound_remote),
-        CASE(statistics_count_what_waits),
-        CASE(a_wait_has_an_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

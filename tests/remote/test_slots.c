@@ -14,7 +14,7 @@ static int slot(const char *key)
 }
 
 /* Slots as given by redis-cli's CLUSTER KEYSLOT (Redis 7.0.15). */
-static void keys_have_slots(void **state)
+TEST(keys_have_slots)
 {
     assert_int_equal(slot("123456789"), 0x31c3);
     assert_int_equal(slot("foo"), 12182);
@@ -32,7 +32,7 @@ static void keys_have_slots(void **state)
 #define LINE(id, address, flags, slots)                                                    \
     id " " address " " flags " - 0 17 3 connected" slots "\n"
 
-static void a_list_of_nodes(void **state)
+TEST(a_list_of_nodes)
 {
     static const char text[] = LINE("a", "10.0.0.1:7001@17001", "master", " 0-5460")
         LINE("b", "10.0.0.2:7002@17002,two.example", "slave", "")
@@ -67,7 +67,7 @@ static void a_list_of_nodes(void **state)
 }
 
 /* Each bad list has its reason. */
-static void bad_lists(void **state)
+TEST(bad_lists)
 {
 #define SHORT     "the cluster's list of nodes has a short line"
 #define ADDRESS   "the cluster's list of nodes has a bad address"
@@ -115,7 +115,7 @@ static void bad_lists(void **state)
 
 /* A master that others suspect is still a master. Lines may end as in the protocol, and the last
  * one need not end. A server is known by its name if it has one. */
-static void forms_of_a_line(void **state)
+TEST(forms_of_a_line)
 {
     static const struct {
         const char *text, *host, *name; /* host: by address; name: by name */
@@ -153,7 +153,7 @@ static void forms_of_a_line(void **state)
 }
 
 /* A host's name may have 255 characters. */
-static void hosts_are_bounded(void **state)
+TEST(hosts_are_bounded)
 {
     struct slots *s = malloc(sizeof *s);
     for (int n = 254; n <= 256; n++) {
@@ -176,7 +176,7 @@ static void hosts_are_bounded(void **state)
     free(s);
 }
 
-static void too_many_masters(void **state)
+TEST(too_many_masters)
 {
     enum { LINE_BYTES = 80 };
     char *text = calloc(SLOTS_MAX_NODES + 1, LINE_BYTES);
@@ -201,7 +201,7 @@ static bool redirects(const char *text, struct redirection *out)
     return redirection_parse(text, strlen(text), &self, out);
 }
 
-static void redirections(void **state)
+TEST(redirections)
 {
     static const char *const others[] = {"",
                                          "MOVED",
@@ -228,7 +228,7 @@ static void redirections(void **state)
             fail_msg("taken for a redirection: %s", others[i]);
 }
 
-static void nodes_are_known_once(void **state)
+TEST(nodes_are_known_once)
 {
     struct slots *s = calloc(1, sizeof *s);
     struct slots_node a = {"h", 1}, b = {"h", 2}, c = {"i", 1};
@@ -241,15 +241,4 @@ static void nodes_are_known_once(void **state)
     assert_int_equal(slots_node_index(s, &b), -1);
     assert_int_equal(slots_node_index(s, &c), 2);
     free(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_have_slots), cmocka_unit_test(a_list_of_nodes),
-        cmocka_unit_test(bad_lists),       cmocka_unit_test(too_many_masters),
-        cmocka_unit_test(forms_of_a_line), cmocka_unit_test(hosts_are_bounded),
-        cmocka_unit_test(redirections),    cmocka_unit_test(nodes_are_known_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -66,7 +66,7 @@ static int clean(void **state)
 
 /* --- files ------------------------------------------------------------------------------------ */
 
-static void files_are_checked(void **state)
+TEST(files_are_checked)
 {
     const char *pem = in_dir("good.pem"), *key = in_dir("good.key");
     const char *no = "/no/such/file", *other = in_dir("other.key");
@@ -178,7 +178,7 @@ static int connect_as(struct wire *w, const struct server *s, const char *host,
 
 /* A certificate is accepted if it is signed by the authority, and was issued for the name or the
  * address that is asked for. */
-static void a_server_proves_its_identity(void **state)
+TEST(a_server_proves_its_identity)
 {
     static const struct {
         const char *certificate, *host, *ca;
@@ -222,7 +222,7 @@ static void leave_an_error(void)
 }
 
 /* Large lines fill the socket in both directions. */
-static void bytes_go_both_ways(void **state)
+TEST(bytes_go_both_ways)
 {
     enum { LINE = 12000, LINES = 30 };
     struct wire w;
@@ -258,7 +258,7 @@ static void bytes_go_both_ways(void **state)
 }
 
 /* Old versions of TLS are refused, and so is a peer that does not speak TLS. */
-static void other_protocols_are_refused(void **state)
+TEST(other_protocols_are_refused)
 {
     struct wire w;
     struct tls *t = NULL;
@@ -290,11 +290,5 @@ static void other_protocols_are_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_are_checked),
-        cmocka_unit_test(a_server_proves_its_identity),
-        cmocka_unit_test(bytes_go_both_ways),
-        cmocka_unit_test(other_protocols_are_refused),
-    };
-    return cmocka_run_group_tests(tests, prepare, clean);
+    return unit_run(prepare, clean);
 }

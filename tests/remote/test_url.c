@@ -7,7 +7,7 @@
 #include "store/remote/names.h"
 #include "redis/url.h"
 
-static void understood(void **state)
+TEST(understood)
 {
     static const struct {
         const char *text;
@@ -56,7 +56,7 @@ static void understood(void **state)
 }
 
 /* Each refusal says what is wrong, and shows no password. */
-static void refused(void **state)
+TEST(refused)
 {
 #define SCHEME "it begins neither with redis:// nor with rediss://"
 #define PORT   "the port is not a number from 1 to 65535"
@@ -119,7 +119,7 @@ static void refused(void **state)
 }
 
 /* A host, a user and a password may have 255 characters. An escape counts as one. */
-static void lengths_are_bounded(void **state)
+TEST(lengths_are_bounded)
 {
     static const char *const forms[] = {"redis://%s", "redis://[%s]", "redis://%s:p@h",
                                         "redis://u:%s@h"};
@@ -147,7 +147,7 @@ static void lengths_are_bounded(void **state)
     }
 }
 
-static void a_chunk_has_one_name(void **state)
+TEST(a_chunk_has_one_name)
 {
     struct sha256 a = {.b = {1, 2}}, b = {.b = {1, 3}};
     char x[NAME_BYTES], y[NAME_BYTES];
@@ -162,15 +162,4 @@ static void a_chunk_has_one_name(void **state)
     name_chunk(&sealed, &a, y);
     assert_null(strstr(y, x + strlen(plain.chunks))); /* nobody can guess it from a text */
     names_deinit(&sealed);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(understood),
-        cmocka_unit_test(refused),
-        cmocka_unit_test(lengths_are_bounded),
-        cmocka_unit_test(a_chunk_has_one_name),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

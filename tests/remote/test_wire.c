@@ -84,7 +84,7 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
 
 /* A resolver that hangs holds nobody up beyond the deadline, nor beyond a stop, and not an address.
  * Look-ups that hang are bounded in number. */
-static void a_name_has_the_same_deadline(void **state)
+TEST(a_name_has_the_same_deadline)
 {
     struct wire w;
     struct err err = {0};
@@ -121,7 +121,7 @@ static void a_name_has_the_same_deadline(void **state)
 
 /* Commands are small and must not wait for each other. A peer that has vanished must be noticed. No
  * call may block. */
-static void a_connection_is_set_up(void **state)
+TEST(a_connection_is_set_up)
 {
     struct wire w;
     struct err err = {0};
@@ -141,7 +141,7 @@ static void a_connection_is_set_up(void **state)
 }
 
 /* A process whose standard input is closed gets descriptor 0 for its connection. */
-static void the_first_descriptor_is_closed(void **state)
+TEST(the_first_descriptor_is_closed)
 {
     struct wire w;
     struct stat st;
@@ -160,7 +160,7 @@ static void the_first_descriptor_is_closed(void **state)
     assert_int_equal(code, EBADF);
 }
 
-static void a_failure_says_what_failed(void **state)
+TEST(a_failure_says_what_failed)
 {
     static const char long_label[] = "no-such-host-whose-name-has-a-label-of-more-than-"
                                      "sixty-three-characters.example";
@@ -180,7 +180,7 @@ static void a_failure_says_what_failed(void **state)
     assert_int_equal(w.fd, -1);
 }
 
-static void a_process_without_descriptors_cannot_connect(void **state)
+TEST(a_process_without_descriptors_cannot_connect)
 {
     struct wire w;
     struct err err = {0};
@@ -196,7 +196,7 @@ static void a_process_without_descriptors_cannot_connect(void **state)
 }
 
 /* A name may have several addresses: each is tried. */
-static void every_address_of_a_name_is_tried(void **state)
+TEST(every_address_of_a_name_is_tried)
 {
     struct wire w;
     struct err err = {0};
@@ -233,7 +233,7 @@ static void *drain_main(void *arg)
 
 /* A socket that is full is waited for. After a timeout the call is repeated, and goes on where it
  * was. */
-static void a_full_socket_is_waited_for(void **state)
+TEST(a_full_socket_is_waited_for)
 {
     int pair[2];
     pthread_t thread;
@@ -262,7 +262,7 @@ static void a_full_socket_is_waited_for(void **state)
     close(pair[1]);
 }
 
-static void what_comes_later_is_waited_for(void **state)
+TEST(what_comes_later_is_waited_for)
 {
     int pair[2];
     char text[8] = "";
@@ -294,7 +294,7 @@ static void what_comes_later_is_waited_for(void **state)
 }
 
 /* The stop descriptor ends a wait at once, and also a call that would not have to wait. */
-static void a_stop_has_its_own_code(void **state)
+TEST(a_stop_has_its_own_code)
 {
     int pair[2], stop = eventfd(0, EFD_CLOEXEC);
     char byte;
@@ -315,7 +315,7 @@ static void a_stop_has_its_own_code(void **state)
 }
 
 /* Closing a connection over TLS frees the session, once. */
-static void a_session_is_closed_with_its_connection(void **state)
+TEST(a_session_is_closed_with_its_connection)
 {
     struct tls *tls = NULL;
     struct err err = {0};
@@ -335,18 +335,6 @@ static void a_session_is_closed_with_its_connection(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_connection_is_set_up),
-        cmocka_unit_test(a_name_has_the_same_deadline),
-        cmocka_unit_test(the_first_descriptor_is_closed),
-        cmocka_unit_test(a_failure_says_what_failed),
-        cmocka_unit_test(a_process_without_descriptors_cannot_connect),
-        cmocka_unit_test(every_address_of_a_name_is_tried),
-        cmocka_unit_test(a_full_socket_is_waited_for),
-        cmocka_unit_test(what_comes_later_is_waited_for),
-        cmocka_unit_test(a_stop_has_its_own_code),
-        cmocka_unit_test(a_session_is_closed_with_its_connection),
-    };
     alarm(300);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

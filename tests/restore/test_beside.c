@@ -8,7 +8,7 @@
 
 enum { MS = 1000 * 1000 };
 
-static void restores_earn_three_percent_of_a_pass(void **state)
+TEST(restores_earn_three_percent_of_a_pass)
 {
     struct beside_credit c = {0};
     assert_false(beside_may_work(&c));
@@ -20,7 +20,7 @@ static void restores_earn_three_percent_of_a_pass(void **state)
     assert_false(beside_may_work(&c)); /* without credit no work is allowed */
 }
 
-static void unused_credit_is_lost(void **state)
+TEST(unused_credit_is_lost)
 {
     struct beside_credit c = {0};
     for (int i = 0; i < 1000; i++)
@@ -31,7 +31,7 @@ static void unused_credit_is_lost(void **state)
     assert_int_equal(c.ns, 3 * MS / 10);
 }
 
-static void later_steps_pay_for_a_long_item(void **state)
+TEST(later_steps_pay_for_a_long_item)
 {
     struct beside_credit c = {0};
     beside_earn(&c, 100 * MS, 0);
@@ -46,7 +46,7 @@ static void later_steps_pay_for_a_long_item(void **state)
 }
 
 /* Whatever items of work cost, restores get at most their share of the passes plus one item. */
-static void restores_never_exceed_their_share(void **state)
+TEST(restores_never_exceed_their_share)
 {
     struct rng r = {1};
     struct beside_credit c = {0};
@@ -70,7 +70,7 @@ static void restores_never_exceed_their_share(void **state)
 /* A restore may compute at no charge while the disk reads weights. A pass of 4 s waited 3 s for
  * weights, and the ring has room for 0.4 s of reads. So for 0.4 s the disk reads on while a restore
  * computes. A pass that waited less frees only the time that it waited. */
-static void time_in_which_weights_are_read_is_free(void **state)
+TEST(time_in_which_weights_are_read_is_free)
 {
     struct beside_credit c = {0};
     assert_int_equal(beside_free_ns(3000LL * MS, 400 * MS), 400 * MS);
@@ -81,7 +81,7 @@ static void time_in_which_weights_are_read_is_free(void **state)
     assert_int_equal(c.ns, 120 * MS + 400 * MS);
 }
 
-static void alone_a_step_restores_for_a_while(void **state)
+TEST(alone_a_step_restores_for_a_while)
 {
     assert_int_equal(beside_alone_ns(0), 20 * MS);
     assert_int_equal(beside_alone_ns(20 * MS - 1), 20 * MS);
@@ -90,7 +90,7 @@ static void alone_a_step_restores_for_a_while(void **state)
 
 /* A restore beside decodes counts on 3 % of the compute. Prompts may stretch a step to 2.5 times
  * its length, so a prompt counts on 1.5 of the 2.5 parts of a step. */
-static void plans_count_on_the_shares(void **state)
+TEST(plans_count_on_the_shares)
 {
     struct plan_request q = {0};
     beside_slow(&q);
@@ -98,7 +98,7 @@ static void plans_count_on_the_shares(void **state)
     assert_true(fabs(q.prefill_slow - 5.0 / 3) < 1e-9);
 }
 
-static void speeds_are_learned_from_the_steps_that_show_them(void **state)
+TEST(speeds_are_learned_from_the_steps_that_show_them)
 {
     struct beside_speed s = {0};
     beside_learn(&s, 4, 4, 60 * MS); /* the step has only decodes */
@@ -116,7 +116,7 @@ static void speeds_are_learned_from_the_steps_that_show_them(void **state)
     assert_true(s.row_ns == 2.0 * MS - MS / 8.0 && s.decode_ns == 61.0 * MS);
 }
 
-static void prompts_stretch_a_step(void **state)
+TEST(prompts_stretch_a_step)
 {
     /* Prompts may add 1.5 times the 60 ms of a decode step: 36 rows of 2.5 ms. */
     assert_int_equal(beside_rows(&(struct beside_speed){60e6, 2.5e6}), 36);
@@ -126,7 +126,7 @@ static void prompts_stretch_a_step(void **state)
 }
 
 /* Rows of a fused restore count as rows of the step, and as rows of prompts. */
-static void fused_rows_are_left_over(void **state)
+TEST(fused_rows_are_left_over)
 {
     assert_int_equal(beside_rows_left(512, 36, 4, 4), 36);
     /* 26 of the 36 rows of prompts are used */
@@ -138,29 +138,11 @@ static void fused_rows_are_left_over(void **state)
 
 /* With decodes, fewer new tokens than BESIDE_LEAST_FUSED are not fused but wait for a batch. More
  * new tokens get the step's remaining rows in each of its layers. */
-static void few_new_tokens_are_not_fused_beside_decodes(void **state)
+TEST(few_new_tokens_are_not_fused_beside_decodes)
 {
     assert_int_equal(beside_fused_rows(63, 36, 4), 0);
     assert_int_equal(beside_fused_rows(64, 36, 4), 144);
     assert_int_equal(beside_fused_rows(500, 1, 4), 4);
     assert_int_equal(beside_fused_rows(500, 0, 4), 0);
     assert_int_equal(beside_fused_rows(500, -3, 4), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(restores_earn_three_percent_of_a_pass),
-        cmocka_unit_test(unused_credit_is_lost),
-        cmocka_unit_test(later_steps_pay_for_a_long_item),
-        cmocka_unit_test(restores_never_exceed_their_share),
-        cmocka_unit_test(time_in_which_weights_are_read_is_free),
-        cmocka_unit_test(alone_a_step_restores_for_a_while),
-        cmocka_unit_test(plans_count_on_the_shares),
-        cmocka_unit_test(speeds_are_learned_from_the_steps_that_show_them),
-        cmocka_unit_test(prompts_stretch_a_step),
-        cmocka_unit_test(fused_rows_are_left_over),
-        cmocka_unit_test(few_new_tokens_are_not_fused_beside_decodes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -279,7 +279,7 @@ static void world_main(void *arg)
     store_close(w->s);
 }
 
-static void nothing_erased_stays_and_nothing_read_changes(void **state)
+TEST(nothing_erased_stays_and_nothing_read_changes)
 {
     struct world w = {0};
     for (uint64_t seed = 1; seed <= SEEDS; seed++) {
@@ -310,8 +310,5 @@ int main(void)
     printf("1..0 # SKIP all threads run in one, where the thread sanitizer sees nothing\n");
     return 0;
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_erased_stays_and_nothing_read_changes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -17,7 +17,7 @@ static double factor(const struct platform_correction *c)
     return platform_correction_factor(c);
 }
 
-static void converges(void **state)
+TEST(converges)
 {
     struct rng r = {.s = 1};
     for (int t = 0; t < 1000; t++) {
@@ -39,7 +39,7 @@ static void converges(void **state)
 
 /* A check moves a belief halfway to one large miss, and doubts the other half. Other samples are
  * noise. */
-static void a_check_counts_large_misses_by_half(void **state)
+TEST(a_check_counts_large_misses_by_half)
 {
     const struct {
         double sample_s, log2, spread_log2;
@@ -63,7 +63,7 @@ static void a_check_counts_large_misses_by_half(void **state)
     assert_true(c.log2 == CORRECTION_LOG2_MAX);
 }
 
-static void is_bounded(void **state)
+TEST(is_bounded)
 {
     struct rng r = {.s = 2};
     struct platform_correction c = {0};
@@ -78,7 +78,7 @@ static void is_bounded(void **state)
 
 /* The platform predicts one second for a prefill that really takes truths[i]. Restores that load
  * only K and V do not show this error; later prompts correct it. */
-static void prefill_ends_a_wrong_belief_about_compute(void **state)
+TEST(prefill_ends_a_wrong_belief_about_compute)
 {
     static const double truths[] = {1.0 / 6, 1.0 / 3, 3, 6};
     for (int i = 0; i < 4; i++) {
@@ -94,7 +94,7 @@ static void prefill_ends_a_wrong_belief_about_compute(void **state)
 }
 
 /* Restores measure projections better than prefill does. So prefill corrects only large errors. */
-static void prefill_teaches_large_misses_only(void **state)
+TEST(prefill_teaches_large_misses_only)
 {
     struct platform p;
     platform_init(&p);
@@ -111,7 +111,7 @@ static void prefill_teaches_large_misses_only(void **state)
 }
 
 /* With 10 % noise, every tenth restore takes a hundred times or a hundredth as long. */
-static void outliers_do_not_count(void **state)
+TEST(outliers_do_not_count)
 {
     struct rng r = {.s = 3};
     int n_off = 0;
@@ -135,7 +135,7 @@ static void outliers_do_not_count(void **state)
 
 /* Two surprises in a row change the correction little. The third one changes it at once, however
  * many observations the correction has seen before. */
-static void three_surprises_are_a_change(void **state)
+TEST(three_surprises_are_a_change)
 {
     struct platform_correction c = {0};
     for (int i = 0; i < 1000; i++)
@@ -154,7 +154,7 @@ static void three_surprises_are_a_change(void **state)
     assert_true(fabs(factor(&c) - 0.2) < 1e-9);
 }
 
-static void nonsense_is_ignored(void **state)
+TEST(nonsense_is_ignored)
 {
     static const double bad[] = {0, -1, NAN, INFINITY, -INFINITY};
     struct platform_correction c = {.log2 = 0.5, .n_observed = 7}, before = c;
@@ -197,7 +197,7 @@ static void plan_kv(struct platform *p, struct plan_layer *layer, struct plan_re
 
 /* If the bus is slower than the store, the time of reads tells nothing about the store. Reads from
  * DRAM take no time, so they tell nothing either. */
-static void a_bus_teaches_nothing(void **state)
+TEST(a_bus_teaches_nothing)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -217,7 +217,7 @@ static void a_bus_teaches_nothing(void **state)
 
 /* What a restore should take is that of the restore alone, without new tokens and without the
  * corrections and the start that were learned. */
-static void a_prediction_is_of_the_restore_alone(void **state)
+TEST(a_prediction_is_of_the_restore_alone)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -251,7 +251,7 @@ static void a_prediction_is_of_the_restore_alone(void **state)
 }
 
 /* The lesser kind of compute counts as predicted. The rest is the time of the other kind. */
-static void the_lesser_kind_is_taken_as_believed(void **state)
+TEST(the_lesser_kind_is_taken_as_believed)
 {
     for (int i = 0; i < 2; i++) {
         struct platform p = {0};
@@ -272,7 +272,7 @@ static void the_lesser_kind_is_taken_as_believed(void **state)
 
 /* Every bandwidth of a store is learned. Once a rounding error prevented it: 1 / (1 / x) was
  * smaller than x for an x like 4e9, so the reads were taken for those of a slower bus. */
-static void any_bandwidth_is_taught(void **state)
+TEST(any_bandwidth_is_taught)
 {
     struct rng r = {.s = 5};
     for (int i = 0; i < 1000; i++) {
@@ -288,7 +288,7 @@ static void any_bandwidth_is_taught(void **state)
 }
 
 /* Threads that wake up late lengthen short restores. Later predictions include this delay. */
-static void short_restores_teach_the_start(void **state)
+TEST(short_restores_teach_the_start)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -319,7 +319,7 @@ static void short_restores_teach_the_start(void **state)
 /* The time to start a restore may have been learned while other programs ran. It must become
  * shorter even if only longer restores follow: a restore whose busier lane works for all but 0.1 ms
  * has waited at most 0.1 ms for its start. */
-static void long_restores_shorten_the_start(void **state)
+TEST(long_restores_shorten_the_start)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -335,7 +335,7 @@ static void long_restores_shorten_the_start(void **state)
 }
 
 /* The latency of the disk was measured while other programs used it. Now it is 0.1 ms. */
-static void a_latency_of_a_busy_disk_is_corrected(void **state)
+TEST(a_latency_of_a_busy_disk_is_corrected)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -361,7 +361,7 @@ static void a_latency_of_a_busy_disk_is_corrected(void **state)
 
 /* Both lanes take the predicted times, and the restore 1.2 times as long. Later predictions count
  * these pauses. They do not for a short restore, whose pauses are its start, nor beside decodes. */
-static void pauses_are_predicted(void **state)
+TEST(pauses_are_predicted)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -399,7 +399,7 @@ static void pauses_are_predicted(void **state)
  * predicted, and plain KV takes its predicted time. Then KV is chosen, though the lanes of the
  * mixture are shorter. Without restores that use a mixture the belief fades, and it is tried again.
  */
-static void a_mixture_with_longer_pauses_gives_way(void **state)
+TEST(a_mixture_with_longer_pauses_gives_way)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -442,7 +442,7 @@ static void a_mixture_with_longer_pauses_gives_way(void **state)
  * says. Restores of 0.1 ms are rarely interrupted, so their prediction would stay too long by this
  * factor. Quick ones must therefore correct it. Slow ones teach nothing: their time also includes
  * the wake-up of threads. */
-static void a_short_restore_teaches_that_compute_is_faster(void **state)
+TEST(a_short_restore_teaches_that_compute_is_faster)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -463,7 +463,7 @@ static void a_short_restore_teaches_that_compute_is_faster(void **state)
 /* Half of the chunks have no KV, so they are projected under the letter K. If projections take
  * twice as long as measured, such restores must correct GEMM. A correction of the loading of KV
  * would make predictions too slow for contexts that have KV in all chunks. */
-static void parts_without_kv_teach_gemm(void **state)
+TEST(parts_without_kv_teach_gemm)
 {
     uint8_t masks[2][12];
     struct plan_range ranges[16];
@@ -500,7 +500,7 @@ static void parts_without_kv_teach_gemm(void **state)
 
 /* Runs of chunks are short, and they take less time than their rows alone by the believed speed.
  * Then the speed is wrong, and not the cost of splits, which cannot be negative. */
-static void short_runs_correct_a_speed_that_is_too_slow(void **state)
+TEST(short_runs_correct_a_speed_that_is_too_slow)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -530,7 +530,7 @@ static void teach_mixed(struct platform *p, double slow, int n_splits)
 
 /* No kind is most of the work. Half of the machine is taken by another program: both kinds take
  * twice as long, and both learn it. A small miss may come from either kind, so it teaches none. */
-static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
+TEST(a_large_miss_of_a_mixture_teaches_both_kinds)
 {
     struct platform p = {0};
     teach_mixed(&p, 1.4, 0);
@@ -546,7 +546,7 @@ static void a_large_miss_of_a_mixture_teaches_both_kinds(void **state)
 
 /* Every plan of a context that has lost some of its records mixes both kinds. If such restores
  * taught nothing, their predictions would stay wrong by a factor of 1.4. */
-static void a_context_in_parts_teaches_both_kinds(void **state)
+TEST(a_context_in_parts_teaches_both_kinds)
 {
     struct platform p = {0};
     teach_mixed(&p, 1.4, 30);
@@ -557,7 +557,7 @@ static void a_context_in_parts_teaches_both_kinds(void **state)
 /* On this machine GEMM, loading of KV and the disk are off by these factors. After some restores
  * with auto's own plans the platform predicts the measured times, and makes the plans of the true
  * costs. */
-static void learns_the_machine(void **state)
+TEST(learns_the_machine)
 {
     struct rng r = {.s = 4};
     for (int t = 0; t < 300; t++) {
@@ -602,7 +602,7 @@ static void learns_the_machine(void **state)
 /* While other programs used the machine, loading KV and reading the disk took eight times as long.
  * Since then no plan uses them, so no restore shows that they are fast again. Prompts that fit
  * their predictions make these beliefs fade, until a plan uses loading and the disk again. */
-static void a_belief_that_nothing_tests_fades(void **state)
+TEST(a_belief_that_nothing_tests_fades)
 {
     for (int disk = 0; disk < 2; disk++) {
         struct platform p = {0};
@@ -638,7 +638,7 @@ static void a_belief_that_nothing_tests_fades(void **state)
 }
 
 /* The platform's text contains the corrections, so they survive a restart. */
-static void is_kept(void **state)
+TEST(is_kept)
 {
     struct platform p = {0}, q;
     struct plan_layer layer[12];
@@ -657,7 +657,7 @@ static void is_kept(void **state)
 
 /* The time of a restore that shared the machine, or that is incomplete, does not describe the
  * machine and teaches nothing. */
-static void only_whole_restores_that_ran_alone_teach(void **state)
+TEST(only_whole_restores_that_ran_alone_teach)
 {
     struct correction_observed o = {
         .io_s = 1, .compute_s = 0.5, .wait_s = 0.3, .total_s = 1};
@@ -672,7 +672,7 @@ static void only_whole_restores_that_ran_alone_teach(void **state)
 }
 
 /* The predicted time of a restore beside decodes is not exact, so the restore teaches nothing. */
-static void a_slowed_restore_teaches_nothing(void **state)
+TEST(a_slowed_restore_teaches_nothing)
 {
     struct platform p = {0};
     struct plan_layer layer[12];
@@ -689,38 +689,4 @@ static void a_slowed_restore_teaches_nothing(void **state)
                      &(struct correction_observed){
                          .io_s = 100, .compute_s = 50, .wait_s = 50, .total_s = 100});
     assert_memory_equal(&p, &before, sizeof p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(converges),
-        cmocka_unit_test(a_check_counts_large_misses_by_half),
-        cmocka_unit_test(is_bounded),
-        cmocka_unit_test(outliers_do_not_count),
-        cmocka_unit_test(prefill_ends_a_wrong_belief_about_compute),
-        cmocka_unit_test(prefill_teaches_large_misses_only),
-        cmocka_unit_test(three_surprises_are_a_change),
-        cmocka_unit_test(nonsense_is_ignored),
-        cmocka_unit_test(a_bus_teaches_nothing),
-        cmocka_unit_test(a_prediction_is_of_the_restore_alone),
-        cmocka_unit_test(the_lesser_kind_is_taken_as_believed),
-        cmocka_unit_test(any_bandwidth_is_taught),
-        cmocka_unit_test(short_restores_teach_the_start),
-        cmocka_unit_test(long_restores_shorten_the_start),
-        cmocka_unit_test(a_latency_of_a_busy_disk_is_corrected),
-        cmocka_unit_test(pauses_are_predicted),
-        cmocka_unit_test(a_mixture_with_longer_pauses_gives_way),
-        cmocka_unit_test(short_runs_correct_a_speed_that_is_too_slow),
-        cmocka_unit_test(a_short_restore_teaches_that_compute_is_faster),
-        cmocka_unit_test(parts_without_kv_teach_gemm),
-        cmocka_unit_test(a_large_miss_of_a_mixture_teaches_both_kinds),
-        cmocka_unit_test(a_context_in_parts_teaches_both_kinds),
-        cmocka_unit_test(a_belief_that_nothing_tests_fades),
-        cmocka_unit_test(learns_the_machine),
-        cmocka_unit_test(is_kept),
-        cmocka_unit_test(only_whole_restores_that_ran_alone_teach),
-        cmocka_unit_test(a_slowed_restore_teaches_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

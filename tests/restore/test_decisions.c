@@ -82,7 +82,7 @@ static int draw_requests(struct rng *r, struct sched_limits *l, struct sched_req
     return n;
 }
 
-static void the_scheduler_decides_as_before(void **state)
+TEST(the_scheduler_decides_as_before)
 {
     static const char verdicts[] = "-RAPT";
     struct textbuf b = {0};
@@ -121,7 +121,7 @@ static struct hybrid_machine draw_machine(struct rng *r)
     return m;
 }
 
-static void blocks_get_their_types_as_before(void **state)
+TEST(blocks_get_their_types_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 120; t++) {
@@ -160,7 +160,7 @@ static void blocks_get_their_types_as_before(void **state)
     golden_digests(&b, GOLDEN, "hybrid");
 }
 
-static void requests_join_minibatches_as_before(void **state)
+TEST(requests_join_minibatches_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 120; t++) {
@@ -201,7 +201,7 @@ static void tell_factor(struct textbuf *b, const char *name,
 }
 
 /* Restores of all kinds teach a platform, short ones and long ones, and prompts between them. */
-static void restores_teach_as_before(void **state)
+TEST(restores_teach_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 24; t++) {
@@ -248,7 +248,7 @@ static void restores_teach_as_before(void **state)
 }
 
 /* Least squares of one to three terms, some of which only a negative coefficient would fit. */
-static void curves_fit_as_before(void **state)
+TEST(curves_fit_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 60; t++) {
@@ -273,7 +273,7 @@ static void curves_fit_as_before(void **state)
 /* ---- the learner of the policy `ours` ---- */
 
 /* Items of four classes, of which one is used at fixed gaps, one once, and two at random ones. */
-static void content_teaches_as_before(void **state)
+TEST(content_teaches_as_before)
 {
     enum { ITEMS = 2500, STEPS = 36000 };
     struct textbuf b = {0};
@@ -334,7 +334,7 @@ static void content_teaches_as_before(void **state)
 
 /* ---- reads that stall, remotes, changes of plan ---- */
 
-static void stalls_and_remotes_are_judged_as_before(void **state)
+TEST(stalls_and_remotes_are_judged_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 160; t++) {
@@ -409,7 +409,7 @@ static void draw_prompts(struct rng *r)
     }
 }
 
-static void prompts_are_ordered_as_before(void **state)
+TEST(prompts_are_ordered_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 60; t++) {
@@ -439,7 +439,7 @@ static void prompts_are_ordered_as_before(void **state)
 }
 
 /* Keys are numbers here: a chunk's key stands for all tokens up to its end. */
-static void leaders_are_found_as_before(void **state)
+TEST(leaders_are_found_as_before)
 {
     enum { CHUNKS = PROMPT_TOKENS / LEAD_CHUNK_TOKENS };
     struct textbuf b = {0};
@@ -475,7 +475,7 @@ static void leaders_are_found_as_before(void **state)
     golden_digests(&b, GOLDEN, "leaders");
 }
 
-static void waits_are_known_as_before(void **state)
+TEST(waits_are_known_as_before)
 {
     enum { PLACES = 16, WAITS = 12, IDS = 9 };
     struct placement_upcoming place[PLACES] = {{0}};
@@ -565,7 +565,7 @@ static void draw_platform(struct rng *r, struct platform *p)
     }
 }
 
-static void platforms_cost_as_before(void **state)
+TEST(platforms_cost_as_before)
 {
     struct textbuf b = {0};
     for (int t = 0; t < 10; t++) {
@@ -620,7 +620,7 @@ static void platforms_cost_as_before(void **state)
 
 /* The paper's machines, for a model with one projection width and for one with grouped heads on
  * several devices. */
-static void builtin_platforms_are_as_before(void **state)
+TEST(builtin_platforms_are_as_before)
 {
     static const char *const machines[] = {"a100", "a30", "4090", "l20", "h800", "a100x4"};
     static const char *const stores[] = {"dram", "1ssd", "2ssd", "3ssd", "4ssd"};
@@ -652,23 +652,4 @@ static void builtin_platforms_are_as_before(void **state)
             }
         }
     golden_digests(&b, GOLDEN, "builtin");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_scheduler_decides_as_before),
-        cmocka_unit_test(blocks_get_their_types_as_before),
-        cmocka_unit_test(requests_join_minibatches_as_before),
-        cmocka_unit_test(restores_teach_as_before),
-        cmocka_unit_test(curves_fit_as_before),
-        cmocka_unit_test(content_teaches_as_before),
-        cmocka_unit_test(stalls_and_remotes_are_judged_as_before),
-        cmocka_unit_test(prompts_are_ordered_as_before),
-        cmocka_unit_test(leaders_are_found_as_before),
-        cmocka_unit_test(waits_are_known_as_before),
-        cmocka_unit_test(platforms_cost_as_before),
-        cmocka_unit_test(builtin_platforms_are_as_before),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,7 +30,7 @@ static struct platform machine(void)
     return p;
 }
 
-static void the_tier_is_added_once(void **state)
+TEST(the_tier_is_added_once)
 {
     struct platform p = machine();
     struct err err = {0};
@@ -84,7 +84,7 @@ static double mixed_s(const struct platform *p, int64_t n_dram, int64_t n_disk)
 
 /* Only tokens on the disk take the disk's time and latency, whether their range comes first or
  * last. */
-static void a_mixed_context_waits_for_its_disk_part(void **state)
+TEST(a_mixed_context_waits_for_its_disk_part)
 {
     struct platform p = machine();
     (void)dram_tier(&p);
@@ -188,7 +188,7 @@ static double mean_gain(const char *save, double *most)
 /* If both kinds are saved, a letter for each tier gains more than 3 %. So each tier gets its own
  * letter (make_ranges of the engine). Where costs grow with the tokens alone, `--save auto` saves
  * one kind per layer, which leaves no choice. */
-static void a_letter_for_each_tier_pays(void **state)
+TEST(a_letter_for_each_tier_pays)
 {
     double most;
     double both = mean_gain("both", &most);
@@ -199,7 +199,7 @@ static void a_letter_for_each_tier_pays(void **state)
            most * 100);
 }
 
-static void a_fast_disk_is_not_read_ahead_from(void **state)
+TEST(a_fast_disk_is_not_read_ahead_from)
 {
     struct platform p = machine();
     assert_true(dram_tier_gains(&p, 2048, 1, 0));
@@ -211,7 +211,7 @@ static void a_fast_disk_is_not_read_ahead_from(void **state)
 
 /* A fetch to DRAM must gain more than it costs: the memory that it fills takes processor time from
  * others. */
-static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
+TEST(a_fetch_that_costs_more_than_it_gains_is_not_made)
 {
     struct platform p = machine();
     double load_s = LAYERS * platform_io_s(&p, 0, 2048, RECORD_KV);
@@ -223,7 +223,7 @@ static void a_fetch_that_costs_more_than_it_gains_is_not_made(void **state)
 
 /* The gain is the time of the best kind from the disk minus that of the best kind in DRAM. It must
  * be more than a part of the time in DRAM and the price together. */
-static void the_gain_is_that_of_the_best_kinds(void **state)
+TEST(the_gain_is_that_of_the_best_kinds)
 {
     /* the seconds per token of projecting, loading and computing: each kind is best in turn */
     static const double costs[][3] = {
@@ -250,7 +250,7 @@ static void the_gain_is_that_of_the_best_kinds(void **state)
 
 /* Prefill of a long prompt takes longer than loading its state, and hides the load. So a fetch
  * gains nothing. */
-static void a_long_prompt_hides_its_load(void **state)
+TEST(a_long_prompt_hides_its_load)
 {
     struct platform p = machine();
     double load_s = platform_io_s(&p, 0, 2048, RECORD_HIDDEN);
@@ -258,18 +258,4 @@ static void a_long_prompt_hides_its_load(void **state)
     assert_true(dram_tier_gains(&p, 2048, 64, 0));
     assert_true(platform_prefill_s(&p, 2048, 4096) > 5 * load_s);
     assert_false(dram_tier_gains(&p, 2048, 4096, 0));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_tier_is_added_once),
-        cmocka_unit_test(a_mixed_context_waits_for_its_disk_part),
-        cmocka_unit_test(a_fast_disk_is_not_read_ahead_from),
-        cmocka_unit_test(a_fetch_that_costs_more_than_it_gains_is_not_made),
-        cmocka_unit_test(the_gain_is_that_of_the_best_kinds),
-        cmocka_unit_test(a_long_prompt_hides_its_load),
-        cmocka_unit_test(a_letter_for_each_tier_pays),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,7 +27,7 @@ static int teardown(void **state)
     return 0;
 }
 
-static void test_sizes(void **state)
+TEST_WITH(test_sizes, setup, teardown)
 {
     assert_int_equal(kv_pool_free_blocks(pool), 16);
     struct kv_layer a = kv_pool_layer(pool, 0), b = kv_pool_layer(pool, 2);
@@ -38,7 +38,7 @@ static void test_sizes(void **state)
 }
 
 /* A pool beyond the address space is refused. */
-static void test_no_memory(void **state)
+TEST_WITH(test_no_memory, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     struct kv_pool *p = NULL;
@@ -51,7 +51,7 @@ static void test_no_memory(void **state)
     assert_null(p);
 }
 
-static void test_reserve_and_cut(void **state)
+TEST_WITH(test_reserve_and_cut, setup, teardown)
 {
     struct kv_table t = {0};
     assert_int_equal(kv_table_reserve(pool, &t, 0, NULL), 0);
@@ -93,7 +93,7 @@ static void cut_with_counts(struct kv_table *t, int n_blocks, struct rng *rng)
 /* Reserves and cuts tables at random. The blocks in tables are all distinct, and are exactly the
  * blocks that are not free. */
 /* A table that has the room asked for keeps its memory. */
-static void test_room_is_kept(void **state)
+TEST_WITH(test_room_is_kept, setup, teardown)
 {
     struct kv_table t = {0};
     assert_true(kv_table_try_prepare(&t, 3));
@@ -107,7 +107,7 @@ static void test_room_is_kept(void **state)
     kv_table_free(pool, &t);
 }
 
-static void test_random_walk(void **state)
+TEST_WITH(test_random_walk, setup, teardown)
 {
     enum { N = 5 };
     struct kv_table t[N] = {{0}};
@@ -302,14 +302,14 @@ static void walk(bool has_states)
     kv_pool_destroy(keeping);
 }
 
-static void test_reuse(void **state)
+TEST_WITH(test_reuse, setup, teardown)
 {
     walk(false);
     walk(true);
 }
 
 /* The least recently used block is evicted first, and a chain's head not before its tail. */
-static void test_eviction_order(void **state)
+TEST_WITH(test_eviction_order, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t tokens[2][4 * 64];
@@ -383,7 +383,7 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
 
 /* After an erasure, no block counts as saved. Blocks that are saved again do. */
 /* A block that no other request can find is not marked as saved. */
-static void test_only_known_blocks_are_marked_saved(void **state)
+TEST_WITH(test_only_known_blocks_are_marked_saved, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t tokens[3 * 64];
@@ -401,7 +401,7 @@ static void test_only_known_blocks_are_marked_saved(void **state)
     kv_pool_destroy(keeping);
 }
 
-static void test_an_erasure_unmarks_saved_blocks(void **state)
+TEST_WITH(test_an_erasure_unmarks_saved_blocks, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t tokens[3 * 64];
@@ -431,7 +431,7 @@ static void test_an_erasure_unmarks_saved_blocks(void **state)
     kv_pool_destroy(keeping);
 }
 
-static void test_a_waiting_request_keeps_its_blocks(void **state)
+TEST_WITH(test_a_waiting_request_keeps_its_blocks, setup, teardown)
 {
     int other;
     assert_int_equal(left_of_the_upcoming(PLACEMENT_LRU, 3, &other), 1);
@@ -471,7 +471,7 @@ static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
     return left;
 }
 
-static void test_a_hint_keeps_blocks(void **state)
+TEST_WITH(test_a_hint_keeps_blocks, setup, teardown)
 {
     assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 0), 1);
     assert_int_equal(left_of_the_hinted(PLACEMENT_OURS, 3600 * KV_TIME_PER_S), 4);
@@ -479,7 +479,7 @@ static void test_a_hint_keeps_blocks(void **state)
 }
 
 /* Under every policy a chain loses its tail before its head, and all blocks can be taken. */
-static void test_every_policy_evicts_leaves(void **state)
+TEST_WITH(test_every_policy_evicts_leaves, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     o.keep = true;
@@ -527,7 +527,7 @@ static int known_of_tail(const int32_t *tokens, int n_full)
 
 /* Each time a partial block grows, it is known with its new number of tokens. That holds for a
  * sequence's first block and for a block after a full one. */
-static void test_a_growing_block_is_known_anew(void **state)
+TEST_WITH(test_a_growing_block_is_known_anew, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t tokens[192];
@@ -556,7 +556,7 @@ static void test_a_growing_block_is_known_anew(void **state)
 
 /* Tokens that leave a known history differ at a position counted from the beginning of the context,
  * whatever the table has taken of it. */
-static void test_where_tokens_differ(void **state)
+TEST_WITH(test_where_tokens_differ, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t known[4 * 64], tokens[4 * 64];
@@ -608,7 +608,7 @@ static void count_changes(int *count, int n_names)
 
 /* A name is reported when its block becomes known, and again when the block is reused. If both
  * happen between two reports, neither is reported. */
-static void test_names_come_and_go_with_their_blocks(void **state)
+TEST_WITH(test_names_come_and_go_with_their_blocks, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t tokens[3][4 * 64];
@@ -649,7 +649,7 @@ static void test_names_come_and_go_with_their_blocks(void **state)
 
 /* Under `lfu` each eviction ages the blocks that stay: a block that was used four times goes when
  * four others have come and gone. */
-static void test_uses_age(void **state)
+TEST_WITH(test_uses_age, setup, teardown)
 {
     struct kv_pool_opts o = opts;
     int32_t often[64], other[64];
@@ -721,7 +721,7 @@ static int left_of_the_shared(enum placement_kind policy, uint64_t step, bool no
 
 /* The block that is needed last goes first. Under `ours`, a block that two requests need counts as
  * needed `step` turns earlier. A request that has ended protects nothing. */
-static void test_turns_decide(void **state)
+TEST_WITH(test_turns_decide, setup, teardown)
 {
     int other;
     assert_int_equal(left_of_the_shared(PLACEMENT_OURS, 0, false, &other), 1);
@@ -801,38 +801,8 @@ static void blocks_lie_on_their_stages(int n_stages)
     device_close(d);
 }
 
-static void test_stages(void **state)
+TEST(test_stages)
 {
     for (int n_stages = 1; n_stages <= 3; n_stages++)
         blocks_lie_on_their_stages(n_stages);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_sizes, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_reserve_and_cut, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_room_is_kept, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_random_walk, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_reuse, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_eviction_order, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_only_known_blocks_are_marked_saved, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_an_erasure_unmarks_saved_blocks, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_a_waiting_request_keeps_its_blocks, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_where_tokens_differ, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_uses_age, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_turns_decide, setup, teardown),
-        cmocka_unit_test(test_stages),
-        cmocka_unit_test_setup_teardown(test_names_come_and_go_with_their_blocks, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(test_a_hint_keeps_blocks, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_every_policy_evicts_leaves, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_a_growing_block_is_known_anew, setup,
-                                        teardown),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

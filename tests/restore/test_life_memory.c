@@ -28,7 +28,7 @@ static void life(void *arg)
     life_run(*(const uint64_t *)arg, 1u << LIFE_MEMORY, &counts);
 }
 
-static void every_allocation_fails(void **state)
+TEST(every_allocation_fails)
 {
     life_before_restart = memtest_stop;
     for (uint64_t seed = 1; seed <= 3; seed++)
@@ -45,10 +45,9 @@ int main(void)
     printf("1..0 # SKIP all threads run in one, where the thread sanitizer sees nothing\n");
     return 0;
 #endif
-    const struct CMUnitTest tests[] = {cmocka_unit_test(every_allocation_fails)};
     memtest_init();
     life_prepare();
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    int rc = unit_run(NULL, NULL);
     life_release();
     return rc;
 }

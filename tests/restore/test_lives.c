@@ -109,7 +109,7 @@ static void assert_reached(const struct life_counts *c)
         assert_true(c->n_stuck > 0);
 }
 
-static void nothing_is_violated(void **state)
+TEST(nothing_is_violated)
 {
     struct life_counts c = {0};
     const char *path = getenv("HCACHE_CAMPAIGN_OUT");
@@ -142,7 +142,7 @@ static void nothing_is_violated(void **state)
  * had begun before the race. A chunk before the piece was lost, so the piece's rows were written at
  * the context's beginning. With the other seeds a race, on a device with memory of its own, ended
  * without rows that had been excluded from the restore's records. */
-static void old_findings_stay_mended(void **state)
+TEST(old_findings_stay_mended)
 {
     static const uint64_t seeds[] = {1071, 1109, 1702, 2541, 3079, 4294, 4752, 5715, 5894};
     struct life_counts c = {0};
@@ -151,7 +151,7 @@ static void old_findings_stay_mended(void **state)
 }
 
 /* A seed determines the interleaving: a second run equals the first. */
-static void a_seed_repeats_itself(void **state)
+TEST(a_seed_repeats_itself)
 {
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct life_counts a = {0}, b = {0};
@@ -191,7 +191,7 @@ static uint64_t hunt(enum state_bug which, unsigned trouble, uint64_t from)
 }
 
 /* The lives find each of the known bugs. */
-static void known_bugs_are_found(void **state)
+TEST(known_bugs_are_found)
 {
     static const struct {
         const char *name;
@@ -223,14 +223,8 @@ int main(void)
     printf("1..0 # SKIP all threads run in one, where the thread sanitizer sees nothing\n");
     return 0;
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_violated),
-        cmocka_unit_test(old_findings_stay_mended),
-        cmocka_unit_test(a_seed_repeats_itself),
-        cmocka_unit_test(known_bugs_are_found),
-    };
     life_prepare();
-    int rc = cmocka_run_group_tests(tests, NULL, NULL);
+    int rc = unit_run(NULL, NULL);
     life_release();
     return rc;
 }

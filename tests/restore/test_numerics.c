@@ -64,14 +64,14 @@ static void check(const char *device, const char *isa, const char *version)
     free(now);
 }
 
-static void ref_has_its_golden_bits(void **state)
+TEST(ref_has_its_golden_bits)
 {
     check("ref", NULL, "REF_NUMERICS_VERSION (src/tensor/ref/ref.h)");
 }
 
 /* Runs the best kernels of this machine and each other instruction set. Products with 8-bit weights
  * then use AMX or VNNI, AVX-512, AVX2 and portable kernels. */
-static void cpu_has_its_golden_bits_in_every_isa(void **state)
+TEST(cpu_has_its_golden_bits_in_every_isa)
 {
     static const char *const isas[] = {NULL, "avx512", "avx2", "portable"};
     char best[64] = "";
@@ -110,7 +110,7 @@ static void expect(const char *golden, const char *now, const char *want)
 }
 
 /* Two backends have different digests; otherwise a digest would not detect changed bits. */
-static void changed_bits_are_told(void **state)
+TEST(changed_bits_are_told)
 {
     static const char *const table = "versions: backend 1, model 1\n"
                                      "a bf16 q8 end 11\n"
@@ -137,14 +137,4 @@ static void changed_bits_are_told(void **state)
     expect(cpu, ref, "bits of \"llama f32 checkpoint prefill\" changed");
     free(cpu);
     free(ref);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(changed_bits_are_told),
-        cmocka_unit_test(ref_has_its_golden_bits),
-        cmocka_unit_test(cpu_has_its_golden_bits_in_every_isa),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

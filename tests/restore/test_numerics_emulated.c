@@ -38,27 +38,17 @@ static void check(const char *math, const struct numerics_run *runs, const char 
     free(now);
 }
 
-static void exact_has_its_golden_bits(void **state)
+TEST(exact_has_its_golden_bits)
 {
     check("exact", exact_runs, "cuda-exact");
 }
 
-static void fixed_has_its_golden_bits(void **state)
+TEST(fixed_has_its_golden_bits)
 {
     check("fixed", fixed_runs, "cuda-fixed");
 }
 
-static void fast_has_its_golden_bits(void **state)
+TEST(fast_has_its_golden_bits)
 {
     check("fast", fast_runs, "cuda-fast");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exact_has_its_golden_bits),
-        cmocka_unit_test(fixed_has_its_golden_bits),
-        cmocka_unit_test(fast_has_its_golden_bits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static void expect_error(struct plan_request *q, const char *mode, int code,
 
 /* ---- the paper ---- */
 
-static void test_table_3(void **state)
+TEST(test_table_3)
 {
     struct plan_request q = request("a100-4ssd", LLAMA_7B, 1024, 0);
     make(&q, "paper");
@@ -76,7 +76,7 @@ static void test_table_3(void **state)
 }
 
 /* The built-in platforms are not calibrated with this section. */
-static void test_section_6_3_2(void **state)
+TEST(test_section_6_3_2)
 {
     struct plan_request q = request("a100-1ssd", LLAMA_13B, 1024, 0);
     make(&q, "paper");
@@ -89,7 +89,7 @@ static void test_section_6_3_2(void **state)
 
 /* The paper says: "with long histories the scheduler falls back to HCache only" (6.2.3). So plans
  * of long histories recompute no layers. */
-static void test_long_history_recomputes_less(void **state)
+TEST(test_long_history_recomputes_less)
 {
     struct plan_request q = request("a100-1ssd", LLAMA_7B, 1024, 0);
     make(&q, "auto");
@@ -102,7 +102,7 @@ static void test_long_history_recomputes_less(void **state)
 
 /* ---- grouped queries ---- */
 
-static void test_gqa(void **state)
+TEST(test_gqa)
 {
     struct plan_request q = request("a100-1ssd", LLAMA3_8B, 4096, 0);
     make(&q, "auto");
@@ -138,7 +138,7 @@ static const struct plan_layer plain = {.io_h_s = 1,
                                         .has_kv = true,
                                         .can_recompute = true};
 
-static void test_costs_of_forced_plans(void **state)
+TEST(test_costs_of_forced_plans)
 {
     struct plan_request q = by_hand(4, plain);
     make(&q, "recompute"); /* three whole layers and a projection */
@@ -165,7 +165,7 @@ static void test_costs_of_forced_plans(void **state)
     assert_true(fabs(plan.bubble) < 1e-12); /* compute is never idle */
 }
 
-static void test_latency_head_and_prefill(void **state)
+TEST(test_latency_head_and_prefill)
 {
     struct plan_request q = by_hand(4, plain);
     const double p[4] = {2, 2, 2, 2};
@@ -182,7 +182,7 @@ static void test_latency_head_and_prefill(void **state)
     assert_true(fabs(plan.predicted_s - 12.25) < 1e-12);
 }
 
-static void test_overlap_slows(void **state)
+TEST(test_overlap_slows)
 {
     struct plan_request q = by_hand(4, plain);
     /* both lanes share one core, so each slows the other by 2 */
@@ -191,7 +191,7 @@ static void test_overlap_slows(void **state)
     assert_true(fabs(plan.predicted_s - 7) < 1e-12);
 }
 
-static void test_auto_uses_what_is_there(void **state)
+TEST(test_auto_uses_what_is_there)
 {
     struct plan_request q = by_hand(6, plain);
     layer[4].has_kv = false;
@@ -207,7 +207,7 @@ static void test_auto_uses_what_is_there(void **state)
     expect_error(&q, "auto", ERR_NOT_FOUND, "layer 2 has no usable record");
 }
 
-static void test_truncated_context(void **state)
+TEST(test_truncated_context)
 {
     struct plan_request q = by_hand(4, plain);
     for (int i = 0; i < 4; i++)
@@ -218,7 +218,7 @@ static void test_truncated_context(void **state)
     expect_error(&q, "recompute", ERR_NOT_FOUND, "layer 0 cannot be recomputed");
 }
 
-static void test_budget(void **state)
+TEST(test_budget)
 {
     struct plan_request q = by_hand(4, plain);
     q.budget_bytes_per_token = 1;
@@ -230,7 +230,7 @@ static void test_budget(void **state)
 }
 
 /* A mixture must be predicted to gain more than the root of the doubt. */
-static void test_a_single_method_wins_a_doubtful_gain(void **state)
+TEST(test_a_single_method_wins_a_doubtful_gain)
 {
     const struct {
         double mixture_s, single_s, spread;
@@ -249,7 +249,7 @@ static void test_a_single_method_wins_a_doubtful_gain(void **state)
 
 /* Three reads of hidden states take 3 s, and their projections with layer 0's take 4 s. KV takes
  * io_s + 0.1 s without a mixture. */
-static void test_auto_passes_a_doubtful_mixture(void **state)
+TEST(test_auto_passes_a_doubtful_mixture)
 {
     int n_passed = 0, n_mixed = 0;
     for (double io_s = 0.5; io_s < 2; io_s += 0.01) {
@@ -293,7 +293,7 @@ static void test_auto_passes_a_doubtful_mixture(void **state)
     assert_true(n_passed > 10 && n_mixed > 10);
 }
 
-static void test_bad_requests_are_named(void **state)
+TEST(test_bad_requests_are_named)
 {
     struct plan_request q = by_hand(4, plain);
     layer[3].has_h = false;
@@ -328,7 +328,7 @@ static void test_bad_requests_are_named(void **state)
 
 /* Each cost of each layer must be a number of at least 0, if the layer has the method that the cost
  * belongs to. The message names the layer, the cost and the fault. */
-static void test_bad_costs_are_named(void **state)
+TEST(test_bad_costs_are_named)
 {
     enum { L = 3 };
     static const struct {
@@ -401,7 +401,7 @@ static void test_bad_costs_are_named(void **state)
 }
 
 /* In every plan a layer computes after its read, and the work of a lane never overlaps itself. */
-static void test_lanes_are_consistent(void **state)
+TEST(test_lanes_are_consistent)
 {
     static struct pipeline lanes;
     const char *modes[] = {"auto",
@@ -433,7 +433,7 @@ static void test_lanes_are_consistent(void **state)
 
 /* ---- ranges ---- */
 
-static void test_range_methods(void **state)
+TEST(test_range_methods)
 {
     assert_int_equal(plan_range_method('H', PLAN_HAS_H | PLAN_HAS_KV, false), 'H');
     assert_int_equal(plan_range_method('H', PLAN_HAS_KV, false), 'K');
@@ -455,7 +455,7 @@ static int best_prefix(const struct plan_range *range, int n, const char *mode,
     return rc != 0 ? rc : used;
 }
 
-static void test_ranges(void **state)
+TEST(test_ranges)
 {
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t only_h[32], only_kv[32], none[32] = {0};
@@ -482,7 +482,7 @@ static void test_ranges(void **state)
     assert_int_equal(best_prefix(hole, 0, "auto", 64), 0);
 }
 
-static void test_ranges_forced(void **state)
+TEST(test_ranges_forced)
 {
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t only_h[32], both[32];
@@ -505,7 +505,7 @@ static void test_ranges_forced(void **state)
 
 /* Beside decodes a restore gets a few percent of the compute. So the best plan reads the most and
  * computes the least. */
-static void test_beside_decodes(void **state)
+TEST(test_beside_decodes)
 {
     request("a100-4ssd", LLAMA_7B, 1024, 0);
     uint8_t both[32];
@@ -540,30 +540,4 @@ static void test_beside_decodes(void **state)
         assert_int_equal(used, factor > 1);
         assert_true(used == 0 || plan.predicted_s >= kv_s);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_3),
-        cmocka_unit_test(test_section_6_3_2),
-        cmocka_unit_test(test_long_history_recomputes_less),
-        cmocka_unit_test(test_gqa),
-        cmocka_unit_test(test_costs_of_forced_plans),
-        cmocka_unit_test(test_latency_head_and_prefill),
-        cmocka_unit_test(test_overlap_slows),
-        cmocka_unit_test(test_auto_uses_what_is_there),
-        cmocka_unit_test(test_truncated_context),
-        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_a_single_method_wins_a_doubtful_gain),
-        cmocka_unit_test(test_auto_passes_a_doubtful_mixture),
-        cmocka_unit_test(test_bad_requests_are_named),
-        cmocka_unit_test(test_bad_costs_are_named),
-        cmocka_unit_test(test_lanes_are_consistent),
-        cmocka_unit_test(test_range_methods),
-        cmocka_unit_test(test_ranges),
-        cmocka_unit_test(test_ranges_forced),
-        cmocka_unit_test(test_beside_decodes),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,14 +53,14 @@ static void expect(const char *mode, const uint8_t mask[N], const char *method, 
     assert_int_equal(plan.n_k, counts[2]);
 }
 
-static void the_other_kind_stands_in(void **state)
+TEST(the_other_kind_stands_in)
 {
     expect("kv", (uint8_t[N]){H, H, H, H, H, H}, "HHHHHH", 0);
     expect("hidden", (uint8_t[N]){B, K, B, B, K, B}, "HKHHKH", 0);
     expect("RRHHKK", (uint8_t[N]){0, 0, K, H, H, K}, "RRKHHK", 0);
 }
 
-static void layers_without_records_are_recomputed(void **state)
+TEST(layers_without_records_are_recomputed)
 {
     expect("kv", (uint8_t[N]){0, K, K, K, K, K}, "RKKKKK", 1);
     expect("hidden", (uint8_t[N]){H, H, 0, H, H, H}, "RRRHHH", 3);
@@ -68,7 +68,7 @@ static void layers_without_records_are_recomputed(void **state)
     expect("HHHKKK", (uint8_t[N]){B, B, B, B, B, 0}, "RRRRRR", 6);
 }
 
-static void what_can_be_carried_out_is_not_touched(void **state)
+TEST(what_can_be_carried_out_is_not_touched)
 {
     expect("kv", (uint8_t[N]){K, K, K, K, K, K}, "KKKKKK", 0);
     /* layer 0 needs no record */
@@ -77,7 +77,7 @@ static void what_can_be_carried_out_is_not_touched(void **state)
     expect("recompute", (uint8_t[N]){0, 0, 0, 0, 0, 0}, "RRRRRR", 0);
 }
 
-static void bad_plans_are_refused(void **state)
+TEST(bad_plans_are_refused)
 {
     struct range_of r = {64, {B, B, B, B, B, B}};
     struct plan_window none = {0};
@@ -87,7 +87,7 @@ static void bad_plans_are_refused(void **state)
 }
 
 /* A layer without records whose lower layers cannot be recomputed is named. */
-static void what_cannot_be_recomputed_is_refused(void **state)
+TEST(what_cannot_be_recomputed_is_refused)
 {
     struct plan_layer l[2] = {{.has_kv = true}, {.has_kv = false}};
     struct plan_request q = {.n_layers = 2, .layer = l, .mode = PLAN_KV};
@@ -97,7 +97,7 @@ static void what_cannot_be_recomputed_is_refused(void **state)
     assert_int_equal(plan_make(&q, &plan, &e), ERR_NOT_FOUND);
 }
 
-static void a_forced_plan_uses_the_ranges_that_suit_it(void **state)
+TEST(a_forced_plan_uses_the_ranges_that_suit_it)
 {
     struct plan_window none = {0};
     struct range_of mixed[] = {{128, {K, K, K, K, K, K}}, {64, {H, H, H, H, H, H}}};
@@ -117,17 +117,4 @@ static void a_forced_plan_uses_the_ranges_that_suit_it(void **state)
     struct plan_window w = {layer_set_run(0, PLAN_MAX_LAYERS), 64};
     struct range_of before[] = {{128, {H, H, H, H, H, H}}, {128, {K, K, K, K, K, K}}};
     assert_int_equal(best("kv", before, 2, w), 2);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_other_kind_stands_in),
-        cmocka_unit_test(layers_without_records_are_recomputed),
-        cmocka_unit_test(what_can_be_carried_out_is_not_touched),
-        cmocka_unit_test(bad_plans_are_refused),
-        cmocka_unit_test(what_cannot_be_recomputed_is_refused),
-        cmocka_unit_test(a_forced_plan_uses_the_ranges_that_suit_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

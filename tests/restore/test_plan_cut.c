@@ -124,21 +124,21 @@ static int compare(const struct shape *s, int n_chains, uint64_t seed, double *t
 
 static double took_s[MOST_CHAINS];
 
-static void small_chains(void **state)
+TEST(small_chains)
 {
     const struct shape s = {1, 12, 1, 24, 0.0405634561};
     compare(&s, 7000, 1, took_s);
 }
 
 /* A few chains of the size that `make plan-check` uses. */
-static void large_chains(void **state)
+TEST(large_chains)
 {
     const struct shape s = {80, 80, 300, 300, 0};
     compare(&s, 5, 3, took_s);
 }
 
 /* No plan is faster than the lower bound for its number of ranges. */
-static void bounds_hold(void **state)
+TEST(bounds_hold)
 {
     struct rng r = {10};
     static struct range_sums s;
@@ -165,7 +165,7 @@ static void bounds_hold(void **state)
 }
 
 /* The request that is returned belongs to the returned plan: it predicts the same time. */
-static void the_request_is_the_plans(void **state)
+TEST(the_request_is_the_plans)
 {
     struct rng r = {4};
     static struct pipeline lanes;
@@ -180,7 +180,7 @@ static void the_request_is_the_plans(void **state)
 }
 
 /* A chain always gets the same plan, whatever was planned before. */
-static void plans_are_repeatable(void **state)
+TEST(plans_are_repeatable)
 {
     static struct plan again;
     for (uint64_t seed = 100; seed < 140; seed++) {
@@ -196,7 +196,7 @@ static void plans_are_repeatable(void **state)
 
 /* A budget limits what is saved. The records of a chain are saved already, so a request with a
  * budget is refused. */
-static void a_budget_is_refused(void **state)
+TEST(a_budget_is_refused)
 {
     struct rng r = {11};
     int n_used;
@@ -210,7 +210,7 @@ static void a_budget_is_refused(void **state)
 
 /* Sums that are updated from one cut to another equal sums computed from the start, for any order
  * of cuts. */
-static void sums_move(void **state)
+TEST(sums_move)
 {
     struct rng r = {5};
     static struct range_sums moving, direct;
@@ -240,7 +240,7 @@ static void sums_move(void **state)
 }
 
 /* A layer with a window reads the chunks of the last window only, and these whole. */
-static void windows_skip_whole_chunks(void **state)
+TEST(windows_skip_whole_chunks)
 {
     static struct range_sums s;
     struct rng r = {6};
@@ -280,7 +280,7 @@ static void windows_skip_whole_chunks(void **state)
 
 /* Tokens that the device holds are not restored, but the tokens that are computed attend to them.
  */
-static void computed_tokens_attend_to_held_ones(void **state)
+TEST(computed_tokens_attend_to_held_ones)
 {
     struct rng r = {13};
     static struct range_sums s;
@@ -310,7 +310,7 @@ static void computed_tokens_attend_to_held_ones(void **state)
 
 /* A chain that takes less time to compute than to read is computed. Behind many tokens that the
  * device holds its computation takes longer, so layers of it are read. */
-static void chains_behind_held_tokens_are_read(void **state)
+TEST(chains_behind_held_tokens_are_read)
 {
     static const uint8_t both[4] = {3, 3, 3, 3};
     const struct plan_range range = {.n_tokens = 1024, .mask = both};
@@ -336,7 +336,7 @@ static void chains_behind_held_tokens_are_read(void **state)
 
 /* A layer costs the time to read its own records, range by range, and to compute them, kind by
  * kind. */
-static void layers_cost_what_their_records_cost(void **state)
+TEST(layers_cost_what_their_records_cost)
 {
     struct rng r = {12};
     static struct range_sums s;
@@ -408,7 +408,7 @@ static void recompute_request(int64_t n_tokens, struct plan_request *q)
  * projected. Layer 3 computes the 100 rows that layer 4's window sees. Layer 2 computes these and
  * the 100 rows before them. Layer 1 has no window: it computes 300 rows, and K and V of all rows.
  * Layer 0 is computed whole. */
-static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
+TEST(a_layer_recomputes_what_the_windows_above_it_see)
 {
     struct plan_request q;
     recompute_request(1000, &q);
@@ -434,7 +434,7 @@ static void a_layer_recomputes_what_the_windows_above_it_see(void **state)
 }
 
 /* Windows that are longer than the history save nothing. */
-static void wide_windows_recompute_everything(void **state)
+TEST(wide_windows_recompute_everything)
 {
     struct plan_request q;
     recompute_request(400, &q);
@@ -443,7 +443,7 @@ static void wide_windows_recompute_everything(void **state)
     assert_true(plan_recompute_s(&q, 2, 4) < platform_tok_s(&x.platform, 400));
 }
 
-static void sums_of_recomputation_are_sums(void **state)
+TEST(sums_of_recomputation_are_sums)
 {
     struct plan_request q;
     double sum_s[PLAN_MAX_LAYERS + 1];
@@ -464,7 +464,7 @@ static void sums_of_recomputation_are_sums(void **state)
 }
 
 /* Decodes slow every cost of compute and no cost of reading. */
-static void decodes_slow_all_compute(void **state)
+TEST(decodes_slow_all_compute)
 {
     struct rng r = {8};
     static struct range_sums s;
@@ -495,7 +495,7 @@ static void decodes_slow_all_compute(void **state)
 
 /* The makespan that is computed without events equals that of the event simulation, also if the
  * lanes slow each other. */
-static void makespans_agree(void **state)
+TEST(makespans_agree)
 {
     static struct pipeline events;
     struct pipe_job job[16];
@@ -552,7 +552,7 @@ static void check_small(void **state)
 
 /* Before a snapshot recurrent layers need a state and no records. Behind it they need inputs: where
  * these are missing, a forced plan ends at the snapshot. */
-static void a_snapshot_replaces_records(void **state)
+TEST(a_snapshot_replaces_records)
 {
     enum { S = PLAN_STATE, H = PLAN_HAS_H, KV = PLAN_HAS_KV };
     static const uint8_t states[] = {S, S, S, KV}, inputs[] = {H, H, H, KV},
@@ -597,30 +597,11 @@ static void a_snapshot_replaces_records(void **state)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_chains),
-        cmocka_unit_test(large_chains),
-        cmocka_unit_test(bounds_hold),
-        cmocka_unit_test(the_request_is_the_plans),
-        cmocka_unit_test(plans_are_repeatable),
-        cmocka_unit_test(a_budget_is_refused),
-        cmocka_unit_test(sums_move),
-        cmocka_unit_test(windows_skip_whole_chunks),
-        cmocka_unit_test(computed_tokens_attend_to_held_ones),
-        cmocka_unit_test(chains_behind_held_tokens_are_read),
-        cmocka_unit_test(layers_cost_what_their_records_cost),
-        cmocka_unit_test(a_layer_recomputes_what_the_windows_above_it_see),
-        cmocka_unit_test(wide_windows_recompute_everything),
-        cmocka_unit_test(sums_of_recomputation_are_sums),
-        cmocka_unit_test(decodes_slow_all_compute),
-        cmocka_unit_test(makespans_agree),
-        cmocka_unit_test(a_snapshot_replaces_records),
-    };
     const struct CMUnitTest checks[] = {
         cmocka_unit_test(check_plain),
         cmocka_unit_test(check_small),
     };
     if (argc > 1 && strcmp(argv[1], "check") == 0)
         return cmocka_run_group_tests(checks, NULL, NULL);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

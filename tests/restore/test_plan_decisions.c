@@ -186,7 +186,7 @@ static struct plan plan;
 static struct err e;
 
 /* Plans of every mode for requests of every shape. */
-static void plans_are_the_golden_ones(void **state)
+TEST(plans_are_the_golden_ones)
 {
     static const char *const modes[] = {"auto",      "hidden",       "kv",
                                         "recompute", "kv+recompute", "paper"};
@@ -228,7 +228,7 @@ static long steps_of(const struct plan_request *q)
 
 /* Results of searches that are cut short, quick or allowed to be slightly wrong, and the number of
  * steps of a complete search. */
-static void searches_take_the_golden_steps(void **state)
+TEST(searches_take_the_golden_steps)
 {
     static const long steps[] = {1, 20, 40, 80, 200, 500, 2000};
     struct textbuf b = {0};
@@ -283,7 +283,7 @@ static void tell_chain(struct textbuf *b, const char *mode)
 }
 
 /* Cuts and plans of chains, and the requests that the cuts make. */
-static void cuts_are_the_golden_ones(void **state)
+TEST(cuts_are_the_golden_ones)
 {
     static const char *const modes[] = {"hidden", "kv", "kv+recompute", "paper"};
     static const struct {
@@ -304,7 +304,7 @@ static void cuts_are_the_golden_ones(void **state)
 
 /* Cuts of long chains, which are found by few estimates. Only the number of ranges, the time and
  * the letters are told. */
-static void cuts_of_long_chains_are_the_golden_ones(void **state)
+TEST(cuts_of_long_chains_are_the_golden_ones)
 {
     static const struct {
         int n_layers, n_ranges, n;
@@ -327,7 +327,7 @@ static void cuts_of_long_chains_are_the_golden_ones(void **state)
 }
 
 /* Plans of whole contexts on a platform, with stages and without. */
-static void platforms_make_the_golden_plans(void **state)
+TEST(platforms_make_the_golden_plans)
 {
     static const char *const modes[] = {"auto", "paper"};
     struct textbuf b = {0};
@@ -354,16 +354,4 @@ static void platforms_make_the_golden_plans(void **state)
         }
     }
     golden_digests(&b, GOLDEN, "platforms");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_are_the_golden_ones),
-        cmocka_unit_test(searches_take_the_golden_steps),
-        cmocka_unit_test(cuts_are_the_golden_ones),
-        cmocka_unit_test(cuts_of_long_chains_are_the_golden_ones),
-        cmocka_unit_test(platforms_make_the_golden_plans),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

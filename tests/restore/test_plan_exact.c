@@ -184,37 +184,37 @@ static void compare(const struct shape *s, int n_instances, uint64_t seed, bool 
 
 /* ---- brute force over assignments and orders ---- */
 
-static void test_uniform(void **state)
+TEST(test_uniform)
 {
     compare(&(struct shape){.min_layers = 1, .max_layers = 6, .uniform = true}, times(150),
             1, true, 0, 0);
 }
 
-static void test_uniform_seven_layers(void **state)
+TEST(test_uniform_seven_layers)
 {
     compare(&(struct shape){.min_layers = 7, .max_layers = 7, .uniform = true}, times(1), 2,
             true, 0, 0);
 }
 
-static void test_uniform_fused(void **state)
+TEST(test_uniform_fused)
 {
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .uniform = true, .fused = 2},
             times(500), 3, true, 0, 0);
 }
 
-static void test_different_layers(void **state)
+TEST(test_different_layers)
 {
     compare(&(struct shape){.min_layers = 1, .max_layers = 5, .holes = true, .fused = 1},
             times(700), 4, true, 0, 0);
 }
 
-static void test_different_layers_fused(void **state)
+TEST(test_different_layers_fused)
 {
     compare(&(struct shape){.min_layers = 2, .max_layers = 5, .fused = 2}, times(500), 5,
             true, 0, 0);
 }
 
-static void test_budget(void **state)
+TEST(test_budget)
 {
     struct shape s = {
         .min_layers = 1, .max_layers = 5, .holes = true, .budget = true, .fused = 1};
@@ -224,7 +224,7 @@ static void test_budget(void **state)
     compare(&s, times(350), 7, true, 0, 0);
 }
 
-static void test_slow_kv(void **state)
+TEST(test_slow_kv)
 {
     struct shape s = {.min_layers = 1, .max_layers = 5, .slow_kv = true, .fused = 1};
     compare(&s, times(100), 13, true, 0, 0);
@@ -233,7 +233,7 @@ static void test_slow_kv(void **state)
 }
 
 /* Compares with all assignments in the planner's own order of reads, for more layers. */
-static void test_assignments_of_ten_layers(void **state)
+TEST(test_assignments_of_ten_layers)
 {
     compare(&(struct shape){.min_layers = 8, .max_layers = 10, .holes = true, .fused = 1},
             times(50), 8, false, 0, 0);
@@ -242,7 +242,7 @@ static void test_assignments_of_ten_layers(void **state)
 /* If the lanes slow each other, Johnson's rule is not a theorem; this test bounds what it loses.
  * Factors up to 2, and latencies as long as reads, are far from any real machine. Even so nearly
  * all plans are optimal. */
-static void test_overlap(void **state)
+TEST(test_overlap)
 {
     struct shape s = {.min_layers = 1, .max_layers = 5, .overlap = true, .fused = 1};
     compare(&s, 1500, 9, true, 0.09, 49);
@@ -322,27 +322,27 @@ static void never_worse(const struct shape *s, int n_instances, uint64_t seed)
         n_made, n_exact, n_gain);
 }
 
-static void test_never_worse_uniform(void **state)
+TEST(test_never_worse_uniform)
 {
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 40, .uniform = true, .fused = 1},
         times(10000), 11);
 }
 
-static void test_never_worse_different(void **state)
+TEST(test_never_worse_different)
 {
     never_worse(
         &(struct shape){.min_layers = 1, .max_layers = 12, .holes = true, .fused = 1},
         times(6000), 12);
 }
 
-static void test_never_worse_large_different(void **state)
+TEST(test_never_worse_large_different)
 {
     never_worse(&(struct shape){.min_layers = 20, .max_layers = 100, .fused = 1}, times(60),
                 13);
 }
 
-static void test_never_worse_overlap(void **state)
+TEST(test_never_worse_overlap)
 {
     never_worse(&(struct shape){.min_layers = 1,
                                 .max_layers = 24,
@@ -373,7 +373,7 @@ static double scaled(const struct instance *x, double io, double comp)
     return predicted(y.req, PLAN_AUTO);
 }
 
-static void test_monotone(void **state)
+TEST(test_monotone)
 {
     struct rng r = {15};
     static struct instance x;
@@ -422,7 +422,7 @@ static double planning_us(int n_layers, bool uniform, bool fused, bool overlap,
     return (double)total / n / 1000;
 }
 
-static void test_time(void **state)
+TEST(test_time)
 {
     const int sizes[] = {12, 32, 80, 100};
     for (int i = 0; i < 4; i++)
@@ -439,26 +439,4 @@ static void test_time(void **state)
              * are slow. An unbounded search would take years. */
             assert_true(quickest_us < 1e6);
         }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_uniform),
-        cmocka_unit_test(test_uniform_seven_layers),
-        cmocka_unit_test(test_uniform_fused),
-        cmocka_unit_test(test_different_layers),
-        cmocka_unit_test(test_different_layers_fused),
-        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_slow_kv),
-        cmocka_unit_test(test_assignments_of_ten_layers),
-        cmocka_unit_test(test_overlap),
-        cmocka_unit_test(test_never_worse_uniform),
-        cmocka_unit_test(test_never_worse_different),
-        cmocka_unit_test(test_never_worse_large_different),
-        cmocka_unit_test(test_never_worse_overlap),
-        cmocka_unit_test(test_monotone),
-        cmocka_unit_test(test_time),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ static int make(const char *method, int n, struct plan_window w)
 static const struct plan_window no_window;
 
 /* The same records of the same number of tokens cost more in 32 runs than in two. */
-static void short_runs_cost_more(void **state)
+TEST(short_runs_cost_more)
 {
     begin();
     context(32, (uint8_t[]){H, K}, 2);
@@ -75,7 +75,7 @@ static void short_runs_cost_more(void **state)
 
 /* A layer's letter decides where it is split: a chunk with both kinds continues a run of either
  * kind. */
-static void both_kinds_split_no_run_of_the_letter(void **state)
+TEST(both_kinds_split_no_run_of_the_letter)
 {
     begin();
     context(32, (uint8_t[]){H, BOTH}, 2);
@@ -90,7 +90,7 @@ static void both_kinds_split_no_run_of_the_letter(void **state)
 
 /* Every other chunk has lost its K and V. Counting rows alone, loading K and V where they are left
  * is faster than projecting all chunks. With the cost of splits it is slower. */
-static void whole_runs_are_preferred(void **state)
+TEST(whole_runs_are_preferred)
 {
     begin();
     context(32, (uint8_t[]){H, BOTH}, 2);
@@ -104,7 +104,7 @@ static void whole_runs_are_preferred(void **state)
 }
 
 /* Every letter that reads has splits here, so recomputing this small model is the fastest. */
-static void recomputing_avoids_splits(void **state)
+TEST(recomputing_avoids_splits)
 {
     begin();
     p.c_tok.b_s = 3e-7;
@@ -118,7 +118,7 @@ static void recomputing_avoids_splits(void **state)
 }
 
 /* A layer with a window is split only inside the window. */
-static void splits_before_a_window_are_free(void **state)
+TEST(splits_before_a_window_are_free)
 {
     begin();
     context(32, (uint8_t[]){H, K}, 2);
@@ -145,7 +145,7 @@ static void restore(int n, double split_s, double kv, double gemm)
 
 /* Short runs that take longer than predicted teach the cost of a split. They teach nothing about
  * loading and projecting. */
-static void short_runs_teach_splits(void **state)
+TEST(short_runs_teach_splits)
 {
     begin();
     context(32, (uint8_t[]){H, K}, 2);
@@ -167,7 +167,7 @@ static void short_runs_teach_splits(void **state)
 
 /* A small model's rows take less time than the clock can tell, but their splits do not. A wrong
  * price does not stay wrong. */
-static void few_rows_teach_splits(void **state)
+TEST(few_rows_teach_splits)
 {
     begin();
     p.c_h.b_s = p.c_kv.b_s = 1e-9;
@@ -185,7 +185,7 @@ static void few_rows_teach_splits(void **state)
 
 /* In long runs the rows take most of the time. So a slow restore teaches the time of rows, not of
  * splits. */
-static void long_runs_teach_their_kind(void **state)
+TEST(long_runs_teach_their_kind)
 {
     begin();
     p.c_kv.b_s = 2e-6;
@@ -199,7 +199,7 @@ static void long_runs_teach_their_kind(void **state)
 
 /* A restore whose thread lost its core for a second moves the cost of a split by one small step.
  * Even many of them do not move the cost out of its bounds. */
-static void a_stall_moves_the_cost_by_a_step(void **state)
+TEST(a_stall_moves_the_cost_by_a_step)
 {
     begin();
     context(32, (uint8_t[]){H, K}, 2);
@@ -229,7 +229,7 @@ static enum surprise judged(int n, double split_s)
 
 /* A price of splits that is far too low, or too high, misses. Compute is named as the cause of the
  * slower restore. The restores teach the price, and the misses end. */
-static void a_wrong_price_is_a_miss_until_it_is_learned(void **state)
+TEST(a_wrong_price_is_a_miss_until_it_is_learned)
 {
     begin();
     context(64, (uint8_t[]){H, K}, 2);
@@ -242,21 +242,4 @@ static void a_wrong_price_is_a_miss_until_it_is_learned(void **state)
     for (int i = 0; i < 40; i++)
         restore(64, 2e-6, 1, 1);
     assert_int_equal(judged(64, 2e-6), SURPRISE_NONE);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(short_runs_cost_more),
-        cmocka_unit_test(both_kinds_split_no_run_of_the_letter),
-        cmocka_unit_test(whole_runs_are_preferred),
-        cmocka_unit_test(recomputing_avoids_splits),
-        cmocka_unit_test(splits_before_a_window_are_free),
-        cmocka_unit_test(short_runs_teach_splits),
-        cmocka_unit_test(few_rows_teach_splits),
-        cmocka_unit_test(long_runs_teach_their_kind),
-        cmocka_unit_test(a_stall_moves_the_cost_by_a_step),
-        cmocka_unit_test(a_wrong_price_is_a_miss_until_it_is_learned),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -262,7 +262,7 @@ static double by_ticks(const struct instance *x, const struct plan *p)
     return t;
 }
 
-static void test_simulation(void **state)
+TEST(test_simulation)
 {
     static struct pipeline lanes;
     struct rng r = {11};
@@ -282,7 +282,7 @@ static void test_simulation(void **state)
 }
 
 /* The planner and the devices place layers on stages by one rule (base/run.h). */
-static void test_layers_lie_where_devices_have_them(void **state)
+TEST(test_layers_lie_where_devices_have_them)
 {
     static struct pipeline lanes;
     struct rng r = {3};
@@ -345,7 +345,7 @@ static void compare(bool alike, int n_instances, int least_optimal, double most_
     assert_true(worst <= most_off);
 }
 
-static void test_near_the_best(void **state)
+TEST(test_near_the_best)
 {
     compare(true, 150, 146, 0.044);
     compare(false, 150, 137, 0.11);
@@ -353,7 +353,7 @@ static void test_near_the_best(void **state)
 
 /* These instances are too large for brute force. The sum of all predictions must equal the search's
  * present result. A better search lowers the sum; then update the number. */
-static void test_no_worse_than_before(void **state)
+TEST(test_no_worse_than_before)
 {
     enum { INSTANCES = 400 };
     const double reached_s = 32938;
@@ -375,7 +375,7 @@ static void test_no_worse_than_before(void **state)
 
 /* ---- against every alternative ---- */
 
-static void test_never_slower(void **state)
+TEST(test_never_slower)
 {
     static const char *const others[] = {"hidden", "kv", "recompute", "kv+recompute",
                                          "paper"};
@@ -407,7 +407,7 @@ static void test_never_slower(void **state)
                   sum_s / 500 * 1e3, slowest_s * 1e3);
 }
 
-static void test_budget(void **state)
+TEST(test_budget)
 {
     struct rng r = {41};
     struct instance x;
@@ -459,7 +459,7 @@ static double predict(const struct platform *p, const char *mode, struct plan *o
 
 /* With state in DRAM each stage has a bus and a compute lane of its own, so M stages take the time
  * of the largest stage. With one SSD all stages wait for it. */
-static void test_stages_share_the_store_alone(void **state)
+TEST(test_stages_share_the_store_alone)
 {
     struct plan p;
     struct platform one = machine("a100-dram", 1, 1), four = machine("a100-dram", 1, 4);
@@ -480,7 +480,7 @@ static void test_stages_share_the_store_alone(void **state)
 
 /* A byte of state goes up over the bus of one rank. Hidden states are then also copied to the other
  * ranks. */
-static void test_ranks_share_what_goes_up(void **state)
+TEST(test_ranks_share_what_goes_up)
 {
     struct platform one = machine("a100-dram", 1, 1), four = machine("a100-dram", 4, 1);
     double up_1 = platform_up_s(&one, 0, 1024, RECORD_HIDDEN),
@@ -497,7 +497,7 @@ static void test_ranks_share_what_goes_up(void **state)
 }
 
 /* Every layer of the largest model keeps its only method. */
-static void test_the_most_layers(void **state)
+TEST(test_the_most_layers)
 {
     struct rng r = {7};
     struct instance x;
@@ -513,7 +513,7 @@ static void test_the_most_layers(void **state)
     assert_string_equal(p.method, want);
 }
 
-static void test_nonsense_is_named(void **state)
+TEST(test_nonsense_is_named)
 {
     struct rng r = {1};
     struct instance x;
@@ -531,21 +531,4 @@ static void test_nonsense_is_named(void **state)
     bad.n_stages = 41;
     assert_int_equal(platform_validate(&bad, &e), ERR_FORMAT);
     assert_non_null(strstr(e.msg, "n_stages is 41"));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_simulation),
-        cmocka_unit_test(test_layers_lie_where_devices_have_them),
-        cmocka_unit_test(test_near_the_best),
-        cmocka_unit_test(test_no_worse_than_before),
-        cmocka_unit_test(test_never_slower),
-        cmocka_unit_test(test_budget),
-        cmocka_unit_test(test_stages_share_the_store_alone),
-        cmocka_unit_test(test_ranks_share_what_goes_up),
-        cmocka_unit_test(test_the_most_layers),
-        cmocka_unit_test(test_nonsense_is_named),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

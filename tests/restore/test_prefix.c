@@ -188,7 +188,7 @@ static void evict(void)
     model[oldest] = (struct model){0};
 }
 
-static void a_random_life_agrees_with_a_list(void **state)
+TEST(a_random_life_agrees_with_a_list)
 {
     for (int i = 0; i < ROOTS; i++)
         memset(root[i].b, i + 1, sizeof root[i].b);
@@ -229,7 +229,7 @@ static void make_siblings(const int32_t *tokens, int n_newer)
 }
 
 /* A search looks at the newest 64 children for a tail, and at the newest 4096 for a difference. */
-static void a_search_ends_after_a_number_of_children(void **state)
+TEST(a_search_ends_after_a_number_of_children)
 {
     int32_t tokens[B], asked[B];
     int n_same = -1;
@@ -252,7 +252,7 @@ static void a_search_ends_after_a_number_of_children(void **state)
 /* --- uses and names --------------------------------------------------------------------------- */
 
 /* The last user's hints reach the policy. A block that is not full has the class of ends. */
-static void a_use_is_noted(void **state)
+TEST(a_use_is_noted)
 {
     int32_t tokens[B] = {0};
     struct kv_use use = {
@@ -288,7 +288,7 @@ static void must_change(int max, int n, const struct kv_change *want)
 
 /* A block whose name has changed is reported twice: without its old name, and with the new one.
  * Both fit into one call. */
-static void changes_of_names_come_in_pairs(void **state)
+TEST(changes_of_names_come_in_pairs)
 {
     int32_t tokens[B] = {0};
     x = prefix_create(N, PLACEMENT_LRU);
@@ -336,7 +336,7 @@ static void changes_of_names_come_in_pairs(void **state)
 
 /*   0 --> 1 --> 2 (17 tokens)     blocks 2, 3 and 5 are kept, block 4 has no tokens
  *    \--> 3    5 */
-static void the_audit_sees_each_damage(void **state)
+TEST(the_audit_sees_each_damage)
 {
     int32_t tokens[B] = {0};
     x = prefix_create(N, PLACEMENT_LRU);
@@ -385,16 +385,4 @@ static void the_audit_sees_each_damage(void **state)
     n[4].is_kept = true; /* says nothing: the block is no node */
     assert_true(prefix_audit(x));
     prefix_destroy(x);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_random_life_agrees_with_a_list),
-        cmocka_unit_test(a_search_ends_after_a_number_of_children),
-        cmocka_unit_test(a_use_is_noted),
-        cmocka_unit_test(changes_of_names_come_in_pairs),
-        cmocka_unit_test(the_audit_sees_each_damage),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static int sample_curve(struct rng *r, const double *coef, double noise,
     return n;
 }
 
-static void finds_what_made_the_samples(void **state)
+TEST(finds_what_made_the_samples)
 {
     struct rng r = {.s = 1};
     for (int t = 0; t < 2000; t++) {
@@ -62,7 +62,7 @@ static double error2(const struct regress_sample *s, int n, const double *coef)
     return sum;
 }
 
-static void is_the_best_that_is_not_negative(void **state)
+TEST(is_the_best_that_is_not_negative)
 {
     struct rng r = {.s = 2};
     for (int t = 0; t < 500; t++) {
@@ -90,7 +90,7 @@ static void is_the_best_that_is_not_negative(void **state)
     }
 }
 
-static void says_how_well_it_fits(void **state)
+TEST(says_how_well_it_fits)
 {
     struct regress_fit f;
     const struct regress_sample line[] = {
@@ -113,7 +113,7 @@ static void says_how_well_it_fits(void **state)
     }
 }
 
-static void nonsense_has_no_fit(void **state)
+TEST(nonsense_has_no_fit)
 {
     struct regress_fit f;
     const struct regress_sample good = {{1, 2}, 1.0},
@@ -127,15 +127,4 @@ static void nonsense_has_no_fit(void **state)
     }
     const struct regress_sample zeros = {{0, 0}, 1.0};
     assert_false(regress(&zeros, 1, 2, &f));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_what_made_the_samples),
-        cmocka_unit_test(is_the_best_that_is_not_negative),
-        cmocka_unit_test(says_how_well_it_fits),
-        cmocka_unit_test(nonsense_has_no_fit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

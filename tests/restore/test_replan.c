@@ -16,7 +16,7 @@ static struct replan_view view(double comp_slow, double io_slow)
                                 .comp_kv_s = 0.1 * comp_slow};
 }
 
-static void a_plan_that_holds_is_kept(void **state)
+TEST(a_plan_that_holds_is_kept)
 {
     struct replan_view v = view(1, 1);
     assert_int_equal(replan_hidden(&v), 10);
@@ -30,7 +30,7 @@ static void a_plan_that_holds_is_kept(void **state)
 
 /* Compute takes twice as long as planned. With 6 layers from hidden states the lanes take 14 and
  * 12.8, with 7 layers 13 and 14.6. */
-static void slow_compute_gets_more_keys_and_values(void **state)
+TEST(slow_compute_gets_more_keys_and_values)
 {
     struct replan_view v = view(2, 1);
     assert_int_equal(replan_hidden(&v), 6);
@@ -41,7 +41,7 @@ static void slow_compute_gets_more_keys_and_values(void **state)
     assert_int_equal(replan_hidden(&v), 10);
 }
 
-static void a_slow_disk_gets_more_hidden_states(void **state)
+TEST(a_slow_disk_gets_more_hidden_states)
 {
     struct replan_view v = view(1, 3);
     v.n_hidden = 2;
@@ -54,7 +54,7 @@ static void a_slow_disk_gets_more_hidden_states(void **state)
 
 /* A change never lengthens the longer lane, and is made only if it saves at least a tenth of the
  * remaining time. */
-static void a_change_gains(void **state)
+TEST(a_change_gains)
 {
     struct rng r = {.s = 1};
     int n_changed = 0;
@@ -81,15 +81,4 @@ static void a_change_gains(void **state)
             assert_true(s[n] >= (best == v.n_hidden ? 0.9 * s[best] : s[best]));
     }
     assert_true(n_changed > 1000);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_that_holds_is_kept),
-        cmocka_unit_test(slow_compute_gets_more_keys_and_values),
-        cmocka_unit_test(a_slow_disk_gets_more_hidden_states),
-        cmocka_unit_test(a_change_gains),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

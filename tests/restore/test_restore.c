@@ -105,7 +105,7 @@ static void wait_found(struct restore_pipeline *rr, struct restore *r)
 
 /* The store's speed is measured before the first look-up. A restore that finds nothing reports the
  * measurement, too. */
-static void the_store_is_measured_ahead(void **state)
+TEST(the_store_is_measured_ahead)
 {
     struct place p;
     struct restore_pipeline *rr;
@@ -153,7 +153,7 @@ static void the_store_is_measured_ahead(void **state)
 
 /* The store's speed must be measured on the chunks that were found, but they cannot be read. So the
  * look-up fails with the fault of the read, and nothing is restored. */
-static void a_store_that_cannot_be_measured_is_not_used(void **state)
+TEST(a_store_that_cannot_be_measured_is_not_used)
 {
     struct place p;
     struct restore_pipeline *rr;
@@ -297,7 +297,7 @@ static struct restore_result result_of(struct restore *r)
 /* A race counts the chunks of a piece when the piece's last layer is computed. From then on the
  * I/O thread does not read these chunks. They count as restored even if the restore gives its
  * reads up. */
-static void a_race_counts_a_piece_at_its_end(void **state)
+TEST(a_race_counts_a_piece_at_its_end)
 {
     enum { FIRST = MAX_ROWS / 64 }; /* chunks of the first piece */
     struct bench b;
@@ -343,7 +343,7 @@ static void a_race_counts_a_piece_at_its_end(void **state)
 /* An event ends the I/O thread's wait for a disk that hangs. So a look-up after a stuck read is
  * served at once, and not at the end of that wait, which lasts a tenth of a second. The first
  * look-up may come before the wait. */
-static void a_look_up_does_not_wait_for_a_stuck_read(void **state)
+TEST(a_look_up_does_not_wait_for_a_stuck_read)
 {
     enum { N = 8 };
     struct bench b;
@@ -394,7 +394,7 @@ static const char *layers_of(const struct restore_trace *t, int64_t t_start)
 
 /* The result counts the bytes that were read and the chunks of each method. Its times lie within
  * the time of the restore. */
-static void the_result_counts_what_was_done(void **state)
+TEST(the_result_counts_what_was_done)
 {
     struct bench b;
     bench_open(&b, 13);
@@ -460,7 +460,7 @@ static void the_result_counts_what_was_done(void **state)
 
 /* Chunks in DRAM are restored from keys and values, whatever the plan says. The count begins at the
  * first chunk that is restored. */
-static void chunks_in_dram_take_keys_and_values(void **state)
+TEST(chunks_in_dram_take_keys_and_values)
 {
     enum { FIRST = 2, N_REST = N_CHUNKS - FIRST };
     static const bool takes_kv[N_REST] = {true, true, false, false, true};
@@ -495,7 +495,7 @@ static bool all_have_arrived(struct restore_pipeline *rr, struct restore *r)
 
 /* If the kinds of records alternate between chunks, every chunk of a layer is a group of its own.
  * Threads are woken once for many groups: 29 groups take at most six work items. */
-static void short_groups_are_computed_together(void **state)
+TEST(short_groups_are_computed_together)
 {
     static const bool takes_kv[N_CHUNKS] = {true,  false, true,  false, true,
                                             false, true,  false, true};
@@ -517,7 +517,7 @@ static void short_groups_are_computed_together(void **state)
 }
 
 /* Each kind of record has its own time and rows, from which the rest of a layer is predicted. */
-static void the_lane_measures_each_kind(void **state)
+TEST(the_lane_measures_each_kind)
 {
     struct bench b;
     bench_open(&b, 20);
@@ -534,7 +534,7 @@ static void the_lane_measures_each_kind(void **state)
  * after an item without a budget, and not after an item with one. With three slots the last layer
  * is not read before the end of the first item, unless the machine pauses this thread: then the
  * restore is repeated. */
-static void layers_change_after_an_item_without_a_budget(void **state)
+TEST(layers_change_after_an_item_without_a_budget)
 {
     for (int has_budget = 0, n_tries = 1; has_budget < 2; n_tries++) {
         struct bench b;
@@ -566,7 +566,7 @@ static void layers_change_after_an_item_without_a_budget(void **state)
 }
 
 /* Rows that a race has recomputed need no records, so bad ones lose nothing. */
-static void records_of_recomputed_rows_are_not_looked_at(void **state)
+TEST(records_of_recomputed_rows_are_not_looked_at)
 {
     for (int n_raced = 0; n_raced < 2; n_raced++) {
         struct bench b;
@@ -604,7 +604,7 @@ static int64_t rows_of_item(struct bench *b, struct restore *r, int method, doub
 }
 
 /* An item takes as many whole chunks of K and V as fit its budget, and at least one. */
-static void a_budget_bounds_the_chunks_of_an_item(void **state)
+TEST(a_budget_bounds_the_chunks_of_an_item)
 {
     static const struct {
         double budget;
@@ -629,7 +629,7 @@ static void a_budget_bounds_the_chunks_of_an_item(void **state)
 }
 
 /* An item takes as many rows of hidden states as fit its budget, in steps of 16. */
-static void a_budget_bounds_the_hidden_rows_of_an_item(void **state)
+TEST(a_budget_bounds_the_hidden_rows_of_an_item)
 {
     struct bench b;
     bench_open_with(&b, 17, (size_t)64 << 20);
@@ -649,7 +649,7 @@ static void a_budget_bounds_the_hidden_rows_of_an_item(void **state)
 
 /* A piece of recomputation has as many rows as fit the budget of one layer, in steps of 16, and at
  * least 16. All layers of the piece have these rows. */
-static void a_budget_bounds_a_piece(void **state)
+TEST(a_budget_bounds_a_piece)
 {
     static const struct {
         double budget;
@@ -675,7 +675,7 @@ static void a_budget_bounds_a_piece(void **state)
 
 /* The rate of a method follows its items slowly. An item that takes more than twice as long as
  * usual counts as twice as long. */
-static void one_stall_changes_no_rate(void **state)
+TEST(one_stall_changes_no_rate)
 {
     struct bench b;
     bench_open_with(&b, 19, (size_t)64 << 20);
@@ -700,7 +700,7 @@ static void one_stall_changes_no_rate(void **state)
 
 /* --- a whole restore -------------------------------------------------------------------------- */
 
-static void a_restore_of_pinned_chunks_runs_to_its_end(void **state)
+TEST(a_restore_of_pinned_chunks_runs_to_its_end)
 {
     struct bench b;
     struct store_hit hits[N_CHUNKS];
@@ -731,7 +731,7 @@ static void a_restore_of_pinned_chunks_runs_to_its_end(void **state)
 
 /* A pipeline needs a descriptor for its alarm. Without one it is not created, and nothing is
  * left. */
-static void a_pipeline_needs_a_descriptor(void **state)
+TEST(a_pipeline_needs_a_descriptor)
 {
     struct bench b;
     struct restore_pipeline *rr = NULL;
@@ -751,7 +751,7 @@ static void a_pipeline_needs_a_descriptor(void **state)
 }
 
 /* What the user has asked for, and this device cannot do, is refused when the pipeline is made. */
-static void a_pipeline_refuses_what_its_device_cannot_do(void **state)
+TEST(a_pipeline_refuses_what_its_device_cannot_do)
 {
     struct bench b;
     bench_open(&b, 22);
@@ -771,7 +771,7 @@ static void a_pipeline_refuses_what_its_device_cannot_do(void **state)
 
 /* --- sound disks ------------------------------------------------------------------------------ */
 
-static void every_plan_through_three_slots(void **state)
+TEST(every_plan_through_three_slots)
 {
     struct place p;
     place_open(&p, 1, "both");
@@ -791,7 +791,7 @@ static void every_plan_through_three_slots(void **state)
     place_close(&p);
 }
 
-static void slow_disk(void **state)
+TEST(slow_disk)
 {
     struct place p;
     place_open(&p, 2, "both");
@@ -842,20 +842,20 @@ static void one_fault(enum io_sim_fault_kind kind, int code, uint64_t seed)
     place_close(&p);
 }
 
-static void flipped_bits(void **state)
+TEST(flipped_bits)
 {
     for (uint64_t seed = 0; seed < 8; seed++)
         one_fault(IO_SIM_READ_FLIP, 0, 100 + seed);
 }
 
-static void failed_reads(void **state)
+TEST(failed_reads)
 {
     for (uint64_t seed = 0; seed < 8; seed++)
         one_fault(IO_SIM_FAIL, -EIO, 200 + seed);
 }
 
 /* Many reads fail, on all layers and staging slots. Then the whole disk fails. */
-static void a_storm(void **state)
+TEST(a_storm)
 {
     struct place p;
     place_open(&p, 5, "both");
@@ -880,7 +880,7 @@ static void a_storm(void **state)
 
 /* A read that fails for lack of memory or power says nothing about the bytes, so it condemns no
  * chunk. */
-static void trouble_of_the_moment(void **state)
+TEST(trouble_of_the_moment)
 {
     static const int code[] = {-ENOMEM, ERR_CRASHED};
     struct place p;
@@ -901,7 +901,7 @@ static void trouble_of_the_moment(void **state)
 }
 
 /* The medium itself is damaged, so a restart does not mend it. */
-static void damaged_medium(void **state)
+TEST(damaged_medium)
 {
     struct place p;
     struct rng g = {.s = 11};
@@ -930,7 +930,7 @@ static void damaged_medium(void **state)
 }
 
 /* The disk loses power while the engine runs; every run still gives the right tokens. */
-static void the_disk_dies(void **state)
+TEST(the_disk_dies)
 {
     struct place p;
     place_open(&p, 7, "both");
@@ -950,7 +950,7 @@ static void the_disk_dies(void **state)
 
 /* A store has records of another size under the same keys. Such a record is refused before it can
  * overrun a staging slot. */
-static void records_of_another_size(void **state)
+TEST(records_of_another_size)
 {
     static const uint32_t sizes[] = {64, 64 * 64 * 4 - 4096, 4u << 20};
     for (int i = 0; i < 3; i++) {
@@ -989,37 +989,4 @@ static void records_of_another_size(void **state)
         free(bytes);
         place_close(&p);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_store_is_measured_ahead),
-        cmocka_unit_test(a_store_that_cannot_be_measured_is_not_used),
-        cmocka_unit_test(a_race_counts_a_piece_at_its_end),
-        cmocka_unit_test(a_look_up_does_not_wait_for_a_stuck_read),
-        cmocka_unit_test(the_result_counts_what_was_done),
-        cmocka_unit_test(chunks_in_dram_take_keys_and_values),
-        cmocka_unit_test(short_groups_are_computed_together),
-        cmocka_unit_test(the_lane_measures_each_kind),
-        cmocka_unit_test(layers_change_after_an_item_without_a_budget),
-        cmocka_unit_test(records_of_recomputed_rows_are_not_looked_at),
-        cmocka_unit_test(a_budget_bounds_the_chunks_of_an_item),
-        cmocka_unit_test(a_budget_bounds_the_hidden_rows_of_an_item),
-        cmocka_unit_test(a_budget_bounds_a_piece),
-        cmocka_unit_test(one_stall_changes_no_rate),
-        cmocka_unit_test(a_restore_of_pinned_chunks_runs_to_its_end),
-        cmocka_unit_test(a_pipeline_needs_a_descriptor),
-        cmocka_unit_test(a_pipeline_refuses_what_its_device_cannot_do),
-        cmocka_unit_test(every_plan_through_three_slots),
-        cmocka_unit_test(slow_disk),
-        cmocka_unit_test(flipped_bits),
-        cmocka_unit_test(failed_reads),
-        cmocka_unit_test(a_storm),
-        cmocka_unit_test(trouble_of_the_moment),
-        cmocka_unit_test(damaged_medium),
-        cmocka_unit_test(the_disk_dies),
-        cmocka_unit_test(records_of_another_size),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

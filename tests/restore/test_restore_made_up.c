@@ -112,7 +112,7 @@ static void assert_order(const char *want)
 
 /* The recomputed layers are a prefix. Layer 0's hidden states are embedding rows, so restoring the
  * layer from them is recomputing it. All other layers are read, in the plan's order. */
-static void a_job_reads_all_but_the_recomputed_prefix(void **state)
+TEST_WITH(a_job_reads_all_but_the_recomputed_prefix, make, destroy)
 {
     static const struct {
         const char *methods;
@@ -138,7 +138,7 @@ static void a_job_reads_all_but_the_recomputed_prefix(void **state)
 }
 
 /* The plan names some layers in an order of its own. Layers that it does not name come last. */
-static void reads_come_in_the_plans_order(void **state)
+TEST_WITH(reads_come_in_the_plans_order, make, destroy)
 {
     struct restore_job job = job_of("RKKK", 3, N_CHUNKS);
     plan.n_io = 2;
@@ -156,7 +156,7 @@ static void reads_come_in_the_plans_order(void **state)
 
 /* A layer with a window begins with the first chunk that the token behind the context sees. A
  * recomputed layer also gives the layer above it its input. */
-static void windows_begin_late(void **state)
+TEST_WITH(windows_begin_late, make, destroy)
 {
     static const struct {
         int window, window_layer;
@@ -210,7 +210,7 @@ static void windows_begin_late(void **state)
 
 /* A chunk may lack the kind of record that the plan prefers. One that lies in DRAM is restored from
  * keys and values if it has them. */
-static void a_chunk_is_restored_from_what_it_has(void **state)
+TEST_WITH(a_chunk_is_restored_from_what_it_has, make, destroy)
 {
     static const struct {
         unsigned kinds; /* bit 0: hidden states; bit 1: keys and values */
@@ -237,7 +237,7 @@ static void a_chunk_is_restored_from_what_it_has(void **state)
 
 /* The first chunk without a usable record, and all behind it, are left to prefill. A layer needs no
  * record of a chunk before its window. */
-static void a_chunk_without_records_ends_the_restore(void **state)
+TEST_WITH(a_chunk_without_records_ends_the_restore, make, destroy)
 {
     keep_kinds(&hits[7], 0);
     set_job("KKKK", 0, N_CHUNKS);
@@ -264,7 +264,7 @@ static void a_chunk_without_records_ends_the_restore(void **state)
 }
 
 /* Only a restore with windows that has lost a chunk, but not all, begins again. */
-static void a_restore_with_windows_begins_again(void **state)
+TEST_WITH(a_restore_with_windows_begins_again, make, destroy)
 {
     static const struct {
         int window, n_good;
@@ -283,7 +283,7 @@ static void a_restore_with_windows_begins_again(void **state)
 
 /* Reads are left up to the last good chunk of the last layer in the order. In a race the chunks
  * that are recomputed are left out, and after a lost read all are. */
-static void reads_remain_to_the_last_chunk_of_the_last_layer(void **state)
+TEST_WITH(reads_remain_to_the_last_chunk_of_the_last_layer, make, destroy)
 {
     set_job("KKKK", 2, N_CHUNKS);
     r->state = RESTORE_RUNNING;
@@ -321,7 +321,7 @@ static void reads_remain_to_the_last_chunk_of_the_last_layer(void **state)
     assert_false(restore_reads_remain(r));
 }
 
-static void rows_remain_up_to_the_last_good_chunk(void **state)
+TEST_WITH(rows_remain_up_to_the_last_good_chunk, make, destroy)
 {
     hits[N_CHUNKS - 1].n_tokens = 10; /* a partial chunk */
     set_job("RRKK", 2, N_CHUNKS);
@@ -342,7 +342,7 @@ static void rows_remain_up_to_the_last_good_chunk(void **state)
 }
 
 /* New tokens may pass the layers that are complete, while no chunk is lost, raced or recomputed. */
-static void layers_are_ready_in_their_order(void **state)
+TEST_WITH(layers_are_ready_in_their_order, make, destroy)
 {
     set_job("KKKK", 0, N_CHUNKS);
     r->state = RESTORE_RUNNING;
@@ -375,7 +375,7 @@ static void layers_are_ready_in_their_order(void **state)
 
 /* Only a chunk that is believed good can be lost, and the number of good chunks only falls. In a
  * race no chunk is lost: it is recomputed. */
-static void a_lost_chunk_ends_what_is_good(void **state)
+TEST_WITH(a_lost_chunk_ends_what_is_good, make, destroy)
 {
     set_job("KKKK", 2, N_CHUNKS);
     restore_lose_chunk(r, 9, -ENOMEM, "no memory");
@@ -398,7 +398,7 @@ static void a_lost_chunk_ends_what_is_good(void **state)
 
 /* A restore that gives up keeps the chunks that were there before. In a race it only gives the
  * reads up, unless its computing has failed. */
-static void giving_up_leaves_the_chunks_before_the_job(void **state)
+TEST_WITH(giving_up_leaves_the_chunks_before_the_job, make, destroy)
 {
     set_job("KKKK", 2, N_CHUNKS);
     shared_store(&r->is_raced, 1);
@@ -419,7 +419,7 @@ static void giving_up_leaves_the_chunks_before_the_job(void **state)
 }
 
 /* The first fault of the device is reported, with the last code. */
-static void a_failed_restore_says_why(void **state)
+TEST_WITH(a_failed_restore_says_why, make, destroy)
 {
     struct restore_result out;
     struct err err = {0};
@@ -435,7 +435,7 @@ static void a_failed_restore_says_why(void **state)
 
 /* --- the result ------------------------------------------------------------------------------- */
 
-static void a_bubble_is_what_the_busier_lane_leaves(void **state)
+TEST_WITH(a_bubble_is_what_the_busier_lane_leaves, make, destroy)
 {
     static const struct {
         int64_t io, compute, prefill, makespan;
@@ -453,7 +453,7 @@ static void a_bubble_is_what_the_busier_lane_leaves(void **state)
 }
 
 /* The result has the counters of the restore, and the times of its clock. */
-static void a_result_has_the_restores_counters(void **state)
+TEST_WITH(a_result_has_the_restores_counters, make, destroy)
 {
     struct restore_result out = {.part = {{.n_tokens = 99}}};
     hits[N_CHUNKS - 1].n_tokens = 10;
@@ -500,7 +500,7 @@ static void a_result_has_the_restores_counters(void **state)
 
 /* Chunks are divided into parts by the places that their records came from. What does not fit into
  * the last part joins it. */
-static void parts_are_runs_of_equal_places(void **state)
+TEST_WITH(parts_are_runs_of_equal_places, make, destroy)
 {
     enum { D = SOURCE_DRAM, S = SOURCE_STORE, B = D | S };
     static const uint8_t places[N_CHUNKS] = {9, 9, D, D, S, B, B, D, S, D,
@@ -539,7 +539,7 @@ static void parts_are_runs_of_equal_places(void **state)
     assert_false(out.part[0].from_dram || out.part[0].from_store);
 }
 
-static void the_trace_of_each_lane_is_its_own(void **state)
+TEST_WITH(the_trace_of_each_lane_is_its_own, make, destroy)
 {
     static struct restore_trace io, compute;
     int64_t t_start = 0;
@@ -557,7 +557,7 @@ static void the_trace_of_each_lane_is_its_own(void **state)
 
 /* A device with memory of its own has twins of the slots, scratch, and checksums if it computes
  * them. There are three slots at least. */
-static void device_memory_is_counted(void **state)
+TEST_WITH(device_memory_is_counted, make, destroy)
 {
     size_t slot = GROUP * 64 * 512, row = 256 + 512; /* K and V are twice as large */
     enum { ROWS = 100 };
@@ -583,7 +583,7 @@ static void device_memory_is_counted(void **state)
                      5 * slot + ROWS * (4096 + 512));
 }
 
-static void the_pipelines_memory_is_counted(void **state)
+TEST_WITH(the_pipelines_memory_is_counted, make, destroy)
 {
     device.n_stages = 2;
     rr->staging.bytes = 1;
@@ -595,7 +595,7 @@ static void the_pipelines_memory_is_counted(void **state)
     assert_int_equal(restore_pipeline_bytes(rr), 1 + 3 * (10 + 100 + 1000));
 }
 
-static void only_one_rank_with_its_own_memory_checks(void **state)
+TEST_WITH(only_one_rank_with_its_own_memory_checks, make, destroy)
 {
     static const struct {
         bool unified;
@@ -625,7 +625,7 @@ static void only_one_rank_with_its_own_memory_checks(void **state)
 
 /* A wait ends at once if there is news, and otherwise after its time. The time counts for the
  * restores that run. */
-static void a_wait_counts_for_restores_that_run(void **state)
+TEST_WITH(a_wait_counts_for_restores_that_run, make, destroy)
 {
     struct restore *found = new_restore();
     rr->runs = r;
@@ -657,7 +657,7 @@ static struct restore_reads reads_of(void)
 
 /* A read is waited for while one is in flight, or while the I/O thread has a free slot for one. The
  * wait began when the last read came, or with the restore. */
-static void progress_says_how_long_no_read_has_come(void **state)
+TEST_WITH(progress_says_how_long_no_read_has_come, make, destroy)
 {
     set_job("KKKK", 0, N_CHUNKS);
     int64_t now = clock_now_ns();
@@ -702,7 +702,7 @@ static void progress_says_how_long_no_read_has_come(void **state)
 
 /* The compute lane is idle if no group has come, none is being computed, none leaves and no row is
  * left. */
-static void progress_says_whether_the_lane_is_idle(void **state)
+TEST_WITH(progress_says_whether_the_lane_is_idle, make, destroy)
 {
     set_job("KKKK", 0, N_CHUNKS);
     r->state = RESTORE_RUNNING;
@@ -726,7 +726,7 @@ static void progress_says_whether_the_lane_is_idle(void **state)
 }
 
 /* A race makes all layers up to the last missing one a recomputed prefix. */
-static void a_race_takes_the_layers_up_to_the_last_missing_one(void **state)
+TEST_WITH(a_race_takes_the_layers_up_to_the_last_missing_one, make, destroy)
 {
     set_job("RKKK", 2, N_CHUNKS);
     r->layer_left[3] = 0;
@@ -764,7 +764,7 @@ static void a_race_takes_the_layers_up_to_the_last_missing_one(void **state)
 
 /* The chunks before a race's next row are complete. A record that the device checks must not reach
  * the rows of the present piece. */
-static void a_races_rows_are_kept_from_late_records(void **state)
+TEST_WITH(a_races_rows_are_kept_from_late_records, make, destroy)
 {
     set_job("KKKK", 2, N_CHUNKS);
     r->re.row = 5 * 64;
@@ -790,7 +790,7 @@ static void a_races_rows_are_kept_from_late_records(void **state)
 }
 
 /* A restore that is stopped keeps what a race has recomputed, or the chunks before the job. */
-static void a_stopped_restore_keeps_what_is_recomputed(void **state)
+TEST_WITH(a_stopped_restore_keeps_what_is_recomputed, make, destroy)
 {
     static const struct {
         int n_raced, n_good, want;
@@ -814,7 +814,7 @@ static void a_stopped_restore_keeps_what_is_recomputed(void **state)
 
 /* A restore is done when no group is out, no read is left and no row must be recomputed. A race is
  * over when either lane has brought the last row. */
-static void a_restore_is_done_when_nothing_is_left(void **state)
+TEST_WITH(a_restore_is_done_when_nothing_is_left, make, destroy)
 {
     set_job("KKKK", 0, N_CHUNKS);
     r->next_layer = 3;
@@ -853,7 +853,7 @@ static void a_restore_is_done_when_nothing_is_left(void **state)
 
 /* A restore with windows that has lost a chunk begins again, with the windows of the chunks that
  * are left. */
-static void a_lost_chunk_moves_the_windows(void **state)
+TEST_WITH(a_lost_chunk_moves_the_windows, make, destroy)
 {
     model.cfg.sliding_window = 256;
     set_job("KKKK", 0, N_CHUNKS);
@@ -880,7 +880,7 @@ static void a_lost_chunk_moves_the_windows(void **state)
 /* --- direct reads ----------------------------------------------------------------------------- */
 
 /* Where the host checks, direct reads are left out, or refused if they were asked for. */
-static void direct_reads_need_a_device_that_checks(void **state)
+TEST_WITH(direct_reads_need_a_device_that_checks, make, destroy)
 {
     struct err err = {0};
     assert_int_equal(restore_direct_open(rr, &err), 0);
@@ -891,41 +891,4 @@ static void direct_reads_need_a_device_that_checks(void **state)
     assert_int_equal(restore_direct_open(rr, &err), ERR_UNSUPPORTED);
     assert_non_null(strstr(err.msg, "gpu-direct on: direct reads need one device"));
     assert_false(rr->is_direct);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(a_job_reads_all_but_the_recomputed_prefix),
-        CASE(reads_come_in_the_plans_order),
-        CASE(windows_begin_late),
-        CASE(a_chunk_is_restored_from_what_it_has),
-        CASE(a_chunk_without_records_ends_the_restore),
-        CASE(a_restore_with_windows_begins_again),
-        CASE(reads_remain_to_the_last_chunk_of_the_last_layer),
-        CASE(rows_remain_up_to_the_last_good_chunk),
-        CASE(layers_are_ready_in_their_order),
-        CASE(a_lost_chunk_ends_what_is_good),
-        CASE(giving_up_leaves_the_chunks_before_the_job),
-        CASE(a_failed_restore_says_why),
-        CASE(a_bubble_is_what_the_busier_lane_leaves),
-        CASE(a_result_has_the_restores_counters),
-        CASE(parts_are_runs_of_equal_places),
-        CASE(the_trace_of_each_lane_is_its_own),
-        CASE(device_memory_is_counted),
-        CASE(the_pipelines_memory_is_counted),
-        CASE(only_one_rank_with_its_own_memory_checks),
-        CASE(a_wait_counts_for_restores_that_run),
-        CASE(progress_says_how_long_no_read_has_come),
-        CASE(progress_says_whether_the_lane_is_idle),
-        CASE(a_race_takes_the_layers_up_to_the_last_missing_one),
-        CASE(a_races_rows_are_kept_from_late_records),
-        CASE(a_stopped_restore_keeps_what_is_recomputed),
-        CASE(a_restore_is_done_when_nothing_is_left),
-        CASE(a_lost_chunk_moves_the_windows),
-        CASE(direct_reads_need_a_device_that_checks),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -93,7 +93,7 @@ static void end_fetch(int n_chunks, enum remote_miss why, const char *text)
 
 /* The remote is asked for the chunks that the store lacks, unless the cache has them, the store
  * failed, or the chunks are about to be committed. */
-static void the_missing_chunks_are_asked_for(void **state)
+TEST_WITH(the_missing_chunks_are_asked_for, make, destroy)
 {
     static const struct {
         int n_hits, n_have, code;
@@ -151,7 +151,7 @@ static void the_missing_chunks_are_asked_for(void **state)
 
 /* The price is that of the chunks behind those that the store and the cache have. A full replay of
  * a truncated context is needed until all moved chunks are there. */
-static void missing_chunks_have_the_price_of_the_rest(void **state)
+TEST_WITH(missing_chunks_have_the_price_of_the_rest, make, destroy)
 {
     static const struct {
         int n_hits, n_have, n_moved;
@@ -195,7 +195,7 @@ static void missing_chunks_have_the_price_of_the_rest(void **state)
 }
 
 /* A remote that rests is not asked, and the look-up says why. */
-static void a_resting_remote_is_named(void **state)
+TEST_WITH(a_resting_remote_is_named, make, destroy)
 {
     remote->stats.is_up = false;
     snprintf(remote->stats.why_down, sizeof remote->stats.why_down, "no route");
@@ -211,7 +211,7 @@ static void a_resting_remote_is_named(void **state)
 /* --- what comes ------------------------------------------------------------------------------- */
 
 /* The chunks that came are looked up behind those that were found before. */
-static void fetched_chunks_are_found(void **state)
+TEST_WITH(fetched_chunks_are_found, make, destroy)
 {
     static const struct {
         int n_hits, n_stored, n_came, n_remote;
@@ -255,7 +255,7 @@ static void fetched_chunks_are_found(void **state)
 }
 
 /* The look-up goes on when the fetch has ended. */
-static void the_end_of_a_fetch_wakes_the_look_up(void **state)
+TEST_WITH(the_end_of_a_fetch_wakes_the_look_up, make, destroy)
 {
     assert_int_equal(restore_heard_ns(r), 0);
     assert_true(restore_remote_begin(r));
@@ -273,7 +273,7 @@ static void the_end_of_a_fetch_wakes_the_look_up(void **state)
 }
 
 /* A restore that ended before its fetch is freed by the fetch, unless a read is in flight. */
-static void the_last_one_frees_the_restore(void **state)
+TEST_WITH(the_last_one_frees_the_restore, make, destroy)
 {
     assert_true(restore_remote_begin(r));
     r->state = RESTORE_ABANDONED;
@@ -299,7 +299,7 @@ static void the_last_one_frees_the_restore(void **state)
 /* --- what is offered -------------------------------------------------------------------------- */
 
 /* Full chunks that a request uses are offered to a remote that stores chunks on use. */
-static void used_chunks_are_offered(void **state)
+TEST_WITH(used_chunks_are_offered, make, destroy)
 {
     for (int i = 0; i < N; i++)
         hits[i] = (struct store_hit){.key = keys[1 + i], .n_tokens = 64};
@@ -321,20 +321,4 @@ static void used_chunks_are_offered(void **state)
     r->found.n_hits = 5; /* the last one is partial */
     restore_remote_offer(r);
     assert_int_equal(remote->n_offers, 4);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(the_missing_chunks_are_asked_for),
-        CASE(missing_chunks_have_the_price_of_the_rest),
-        CASE(a_resting_remote_is_named),
-        CASE(fetched_chunks_are_found),
-        CASE(the_end_of_a_fetch_wakes_the_look_up),
-        CASE(the_last_one_frees_the_restore),
-        CASE(used_chunks_are_offered),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

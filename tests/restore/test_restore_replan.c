@@ -70,7 +70,7 @@ static void set_comp_h(double s)
         r->costs[l].comp_h_s = s;
 }
 
-static void an_idle_compute_lane_takes_hidden_states(void **state)
+TEST_WITH(an_idle_compute_lane_takes_hidden_states, make, destroy)
 {
     becomes("KKKK", "KHHH");
     becomes("KHHH", "KHHH");
@@ -78,7 +78,7 @@ static void an_idle_compute_lane_takes_hidden_states(void **state)
 }
 
 /* The remaining compute of layer 0 counts in proportion to its remaining chunks. */
-static void a_busy_compute_lane_takes_keys_and_values(void **state)
+TEST_WITH(a_busy_compute_lane_takes_keys_and_values, make, destroy)
 {
     r->costs[0].comp_h_s = 50;
     r->layer_left[0] = N_CHUNKS;
@@ -93,7 +93,7 @@ static void a_busy_compute_lane_takes_keys_and_values(void **state)
 }
 
 /* Layers that take longer to compute than to read come first. */
-static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
+TEST_WITH(the_first_become_hidden_and_the_last_keys_and_values, make, destroy)
 {
     set_comp_h(2);
     becomes("KKKK", "KHHK");
@@ -103,7 +103,7 @@ static void the_first_become_hidden_and_the_last_keys_and_values(void **state)
 /* With 2 s per layer, two hidden layers balance the lanes. If the disk turns out three times as
  * slow as planned, three hidden layers are better. A disk within a tenth of the plan changes
  * nothing. */
-static void a_disk_is_as_slow_as_it_has_shown(void **state)
+TEST_WITH(a_disk_is_as_slow_as_it_has_shown, make, destroy)
 {
     set_comp_h(2);
     r->io_done_s = 2;
@@ -118,7 +118,7 @@ static void a_disk_is_as_slow_as_it_has_shown(void **state)
 }
 
 /* Keys and values need compute, too: with 1 s each, one hidden layer of 2 s is best. */
-static void keys_and_values_have_their_own_compute(void **state)
+TEST_WITH(keys_and_values_have_their_own_compute, make, destroy)
 {
     set_comp_h(2);
     for (int l = 1; l < N_LAYERS; l++)
@@ -127,7 +127,7 @@ static void keys_and_values_have_their_own_compute(void **state)
 }
 
 /* The part of layer 0 that is not read yet counts as well. */
-static void the_rest_of_a_layer_is_read_first(void **state)
+TEST_WITH(the_rest_of_a_layer_is_read_first, make, destroy)
 {
     set_comp_h(2);
     r->costs[0].io_kv_s = 20;
@@ -138,7 +138,7 @@ static void the_rest_of_a_layer_is_read_first(void **state)
     becomes("KKKK", "KHHK");
 }
 
-static void layers_without_both_kinds_stay(void **state)
+TEST_WITH(layers_without_both_kinds_stay, make, destroy)
 {
     r->costs[2].has_both = false;
     becomes("KKKK", "KHKH");
@@ -146,7 +146,7 @@ static void layers_without_both_kinds_stay(void **state)
 
 /* When the rows of a group have arrived, their measured time of compute is used for later layers of
  * that kind. */
-static void rows_that_have_come_say_what_a_layer_takes(void **state)
+TEST_WITH(rows_that_have_come_say_what_a_layer_takes, make, destroy)
 {
     r->kind_rows[STORE_HIDDEN] = GROUP_ROWS;
     r->kind_ns[STORE_HIDDEN] = (int64_t)(10e9 / N_ROWS * GROUP_ROWS);
@@ -155,7 +155,7 @@ static void rows_that_have_come_say_what_a_layer_takes(void **state)
     becomes("KKKK", "KHHH");
 }
 
-static void recomputation_keeps_the_lane_busy(void **state)
+TEST_WITH(recomputation_keeps_the_lane_busy, make, destroy)
 {
     r->n_recompute = 2;
     rr->row_ns[0] = 50e9 / (2 * N_ROWS);
@@ -165,7 +165,7 @@ static void recomputation_keeps_the_lane_busy(void **state)
     becomes("KKKK", "KHHH");
 }
 
-static void some_restores_stay_as_they_are(void **state)
+TEST_WITH(some_restores_stay_as_they_are, make, destroy)
 {
     r->out.raced_layers = 1;
     becomes("KKKK", "KKKK");
@@ -178,7 +178,7 @@ static void some_restores_stay_as_they_are(void **state)
 }
 
 /* Layers with a window have fewer chunks: shares of a layer are shares of its own chunks. */
-static void a_window_makes_a_layer_shorter(void **state)
+TEST_WITH(a_window_makes_a_layer_shorter, make, destroy)
 {
     set_comp_h(2);
     r->start[0] = N_CHUNKS / 2;
@@ -199,7 +199,7 @@ static void a_window_makes_a_layer_shorter(void **state)
 }
 
 /* A read that is in flight counts with its time so far. */
-static void a_read_in_flight_shows_a_slow_disk(void **state)
+TEST_WITH(a_read_in_flight_shows_a_slow_disk, make, destroy)
 {
     set_comp_h(2);
     r->io_done_s = 2;
@@ -214,7 +214,7 @@ static void a_read_in_flight_shows_a_slow_disk(void **state)
 
 /* The costs of the plan are the costs of the restore. A layer may change if it has both kinds of
  * records and its hidden states must be read. */
-static void a_job_brings_its_costs(void **state)
+TEST_WITH(a_job_brings_its_costs, make, destroy)
 {
     struct plan plan = {.n_layers = N_LAYERS};
     struct plan_layer layer[N_LAYERS];
@@ -256,7 +256,7 @@ static void a_job_brings_its_costs(void **state)
 }
 
 /* A group that has come back counts with its share of its layer's planned time. */
-static void a_group_is_a_share_of_its_layer(void **state)
+TEST_WITH(a_group_is_a_share_of_its_layer, make, destroy)
 {
     struct group g = {.layer = 1, .n_chunks = 5, .kind = STORE_KV};
     restore_replan_read(r, &g);
@@ -273,27 +273,4 @@ static void a_group_is_a_share_of_its_layer(void **state)
     g.n_chunks = 5;
     restore_replan_read(r, &g);
     assert_true(r->io_done_s == 2.5);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(an_idle_compute_lane_takes_hidden_states),
-        CASE(a_busy_compute_lane_takes_keys_and_values),
-        CASE(the_first_become_hidden_and_the_last_keys_and_values),
-        CASE(a_disk_is_as_slow_as_it_has_shown),
-        CASE(keys_and_values_have_their_own_compute),
-        CASE(the_rest_of_a_layer_is_read_first),
-        CASE(layers_without_both_kinds_stay),
-        CASE(rows_that_have_come_say_what_a_layer_takes),
-        CASE(recomputation_keeps_the_lane_busy),
-        CASE(some_restores_stay_as_they_are),
-        CASE(a_window_makes_a_layer_shorter),
-        CASE(a_read_in_flight_shows_a_slow_disk),
-        CASE(a_job_brings_its_costs),
-        CASE(a_group_is_a_share_of_its_layer),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

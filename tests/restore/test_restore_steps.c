@@ -121,7 +121,7 @@ static void save_partial(int n, int n_tokens)
 }
 
 /* A look-up finds the full chunks that are stored, and says where the context leaves them. */
-static void a_look_up_finds_the_longest_chain(void **state)
+TEST_WITH(a_look_up_finds_the_longest_chain, make, destroy)
 {
     st_must_save(store, &context, 7);
     static const struct {
@@ -162,7 +162,7 @@ static void a_look_up_finds_the_longest_chain(void **state)
 }
 
 /* Behind the full chunks a look-up takes the longest stored beginning of the next chunk. */
-static void a_look_up_takes_a_partial_chunk(void **state)
+TEST_WITH(a_look_up_takes_a_partial_chunk, make, destroy)
 {
     st_must_save(store, &context, 3);
     save_partial(3, 20);
@@ -195,7 +195,7 @@ static void a_look_up_takes_a_partial_chunk(void **state)
 }
 
 /* The partial chunk may lack one token only. */
-static void a_partial_chunk_may_be_nearly_full(void **state)
+TEST_WITH(a_partial_chunk_may_be_nearly_full, make, destroy)
 {
     st_must_save(store, &context, 3);
     save_partial(3, 63);
@@ -208,7 +208,7 @@ static void a_partial_chunk_may_be_nearly_full(void **state)
 
 /* A known speed is reported to look-ups that asked for it, and not measured again. While the speed
  * is unknown, a tail alone is not taken, because it does not measure the store. */
-static void a_known_speed_is_not_measured(void **state)
+TEST_WITH(a_known_speed_is_not_measured, make, destroy)
 {
     save_partial(0, 20);
     struct restore_want want = want_of(N_TOKENS);
@@ -230,7 +230,7 @@ static void a_known_speed_is_not_measured(void **state)
 }
 
 /* The caller's keys and tokens may be gone before the look-up. */
-static void a_look_up_has_its_own_keys_and_tokens(void **state)
+TEST_WITH(a_look_up_has_its_own_keys_and_tokens, make, destroy)
 {
     enum { n_tokens = 3 * 64 + 20 };
     st_must_save(store, &context, 3);
@@ -253,7 +253,7 @@ static void a_look_up_has_its_own_keys_and_tokens(void **state)
 }
 
 /* Before a server knows what others have erased, it uses no saved state. */
-static void nothing_is_used_before_the_erasures_are_known(void **state)
+TEST_WITH(nothing_is_used_before_the_erasures_are_known, make, destroy)
 {
     struct remote *remote = xcalloc(1, sizeof *remote);
     pthread_mutex_init(&remote->lock, NULL);
@@ -277,7 +277,7 @@ static void nothing_is_used_before_the_erasures_are_known(void **state)
 }
 
 /* While the remote fetches for one look-up, the next one is served. */
-static void other_look_ups_go_on_during_a_fetch(void **state)
+TEST_WITH(other_look_ups_go_on_during_a_fetch, make, destroy)
 {
     struct remote *remote = xcalloc(1, sizeof *remote);
     pthread_mutex_init(&remote->lock, NULL);
@@ -379,7 +379,7 @@ static void end(struct restore *r)
 }
 
 /* Layers are read in the plan's order, eight chunks at a time. */
-static void groups_come_in_their_order(void **state)
+TEST_WITH(groups_come_in_their_order, make, destroy)
 {
     st_must_save(store, &context, N);
     struct restore *r = start("KHK", 1, N, NULL);
@@ -400,7 +400,7 @@ static void groups_come_in_their_order(void **state)
 }
 
 /* Staging memory that no restore uses is given back, and the next restore has it again. */
-static void staging_memory_rests(void **state)
+TEST_WITH(staging_memory_rests, make, destroy)
 {
     uint8_t *staging = rr->staging.ptr;
     st_must_save(store, &context, N);
@@ -421,7 +421,7 @@ static void staging_memory_rests(void **state)
 }
 
 /* Each slot is in use once, and no group is taken while none is free. */
-static void groups_in_flight_are_bounded_by_the_slots(void **state)
+TEST_WITH(groups_in_flight_are_bounded_by_the_slots, make, destroy)
 {
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
@@ -455,7 +455,7 @@ static void groups_in_flight_are_bounded_by_the_slots(void **state)
 }
 
 /* A run ends where the kind of record changes. */
-static void a_group_has_one_kind(void **state)
+TEST_WITH(a_group_has_one_kind, make, destroy)
 {
     static const bool takes_kv[N] = {false, false, true, true, true, false, true};
     st_must_save(store, &context, N);
@@ -473,7 +473,7 @@ static void a_group_has_one_kind(void **state)
 }
 
 /* Chunks behind a lost one are not read, and chunks that a race has recomputed neither. */
-static void reads_stay_within_the_good_chunks(void **state)
+TEST_WITH(reads_stay_within_the_good_chunks, make, destroy)
 {
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
@@ -496,7 +496,7 @@ static void reads_stay_within_the_good_chunks(void **state)
 }
 
 /* A restore that ends during its reads is freed when the last one has come. */
-static void the_last_read_frees_an_abandoned_restore(void **state)
+TEST_WITH(the_last_read_frees_an_abandoned_restore, make, destroy)
 {
     st_must_save(store, &context, N);
     for (int n = 1; n <= 3; n++) {
@@ -519,7 +519,7 @@ static void the_last_read_frees_an_abandoned_restore(void **state)
 }
 
 /* Measuring ahead holds no chunk back from an erasure. */
-static void a_measurement_releases_its_chunks(void **state)
+TEST_WITH(a_measurement_releases_its_chunks, make, destroy)
 {
     struct store_erased gone = {0};
     struct err err = {0};
@@ -537,7 +537,7 @@ static void a_measurement_releases_its_chunks(void **state)
 }
 
 /* A restore holds its chunks until it ends. */
-static void a_restore_releases_its_chunks_at_its_end(void **state)
+TEST_WITH(a_restore_releases_its_chunks_at_its_end, make, destroy)
 {
     struct store_erased gone = {0};
     struct err err = {0};
@@ -550,28 +550,4 @@ static void a_restore_releases_its_chunks_at_its_end(void **state)
     assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
     assert_int_equal(gone.n_chunks, N);
     assert_int_equal(gone.n_busy, 0);
-}
-
-#define CASE(f) cmocka_unit_test_setup_teardown(f, make, destroy)
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        CASE(a_look_up_finds_the_longest_chain),
-        CASE(a_look_up_takes_a_partial_chunk),
-        CASE(a_partial_chunk_may_be_nearly_full),
-        CASE(a_known_speed_is_not_measured),
-        CASE(a_look_up_has_its_own_keys_and_tokens),
-        CASE(nothing_is_used_before_the_erasures_are_known),
-        CASE(other_look_ups_go_on_during_a_fetch),
-        CASE(groups_come_in_their_order),
-        CASE(staging_memory_rests),
-        CASE(groups_in_flight_are_bounded_by_the_slots),
-        CASE(a_group_has_one_kind),
-        CASE(reads_stay_within_the_good_chunks),
-        CASE(the_last_read_frees_an_abandoned_restore),
-        CASE(a_measurement_releases_its_chunks),
-        CASE(a_restore_releases_its_chunks_at_its_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,7 @@
 
 static struct restore_trace t;
 
-static void what_follows_is_joined(void **state)
+TEST(what_follows_is_joined)
 {
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
@@ -19,7 +19,7 @@ static void what_follows_is_joined(void **state)
     assert_int_equal(t.span[3].start_ns, 500000);
 }
 
-static void what_overlaps_is_cut(void **state)
+TEST(what_overlaps_is_cut)
 {
     t.n = 0;
     restore_trace_add(&t, 0, 100000, 1, 'K');
@@ -32,20 +32,10 @@ static void what_overlaps_is_cut(void **state)
     assert_int_equal(t.span[1].end_ns, 150000);
 }
 
-static void memory_is_bounded(void **state)
+TEST(memory_is_bounded)
 {
     t.n = 0;
     for (int i = 0; i < 2 * RESTORE_MAX_SPANS; i++)
         restore_trace_add(&t, i * (int64_t)100000, i * (int64_t)100000 + 10, i % 100, 'R');
     assert_int_equal(t.n, RESTORE_MAX_SPANS);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_follows_is_joined),
-        cmocka_unit_test(what_overlaps_is_cut),
-        cmocka_unit_test(memory_is_bounded),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,7 +20,7 @@ static void expect(const char *text, const struct save_kinds_from *from,
     assert_memory_equal(kinds, want, L);
 }
 
-static void names_and_letters(void **state)
+TEST(names_and_letters)
 {
     const struct save_kinds_from from = {.n_layers = L, .h_bytes = 2, .kv_bytes = 4};
     uint8_t kinds[L];
@@ -34,7 +34,7 @@ static void names_and_letters(void **state)
 }
 
 /* Until the store's speed is known, every kind that a best plan might use is saved. */
-static void an_unknown_store_keeps_every_option(void **state)
+TEST(an_unknown_store_keeps_every_option)
 {
     struct platform no_tier;
     platform_init(&no_tier);
@@ -82,7 +82,7 @@ static int count(const uint8_t *kinds, uint8_t bit)
     return n;
 }
 
-static void plans_that_have_less_compute_want_kv(void **state)
+TEST(plans_that_have_less_compute_want_kv)
 {
     struct platform p = balanced();
     const struct save_kinds_from from = from_of(&p, 4096);
@@ -103,7 +103,7 @@ static void plans_that_have_less_compute_want_kv(void **state)
 }
 
 /* The kinds suit plans of short contexts and of the longest one, each with its own best letters. */
-static void growth_is_planned_for(void **state)
+TEST(growth_is_planned_for)
 {
     struct platform p = balanced();
     /* projecting has a high fixed cost, so it is expensive for few tokens */
@@ -121,7 +121,7 @@ static void growth_is_planned_for(void **state)
     assert_true(count(kinds, H) <= 1);
 }
 
-static void a_chunk_suffices_with_all_wanted_records(void **state)
+TEST(a_chunk_suffices_with_all_wanted_records)
 {
     const uint8_t wanted[3] = {H, 0, B};
     assert_true(save_kinds_suffice(wanted, (uint8_t[3]){H, 0, B}, 3));
@@ -133,7 +133,7 @@ static void a_chunk_suffices_with_all_wanted_records(void **state)
 
 /* A partial chunk is continued only if it has all wanted records. Full chunks are used with the
  * records that they have. */
-static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
+TEST(a_partial_chunk_is_used_with_all_wanted_records)
 {
     const uint8_t wanted[2] = {H, K}, has_all[2] = {B, K}, lacks[2] = {H, H};
     struct save_kinds_found f = {.n_chunks = 3, .has_partial = true, .stored = has_all};
@@ -153,7 +153,7 @@ static void a_partial_chunk_is_used_with_all_wanted_records(void **state)
 }
 
 /* Plans for the longest context count, even if no shorter length wants a record. */
-static void the_longest_context_is_planned_for(void **state)
+TEST(the_longest_context_is_planned_for)
 {
     struct platform p = balanced();
     p.c_tok = (struct cost_curve){.c_s = 1e-9};
@@ -172,7 +172,7 @@ static void the_longest_context_is_planned_for(void **state)
 
 /* State is packed where the disk is the bottleneck of its restores, or neither lane loses by it;
  * not where unpacking would make them longer, nor while a speed is unknown. */
-static void state_is_packed_where_restores_lose_nothing(void **state)
+TEST(state_is_packed_where_restores_lose_nothing)
 {
     static const struct {
         double unpack, disk, tok_s, h_s;
@@ -206,7 +206,7 @@ static void state_is_packed_where_restores_lose_nothing(void **state)
 }
 
 /* Longer contexts count, too: for these, layers are read that short ones compute. */
-static void every_length_decides_about_packing(void **state)
+TEST(every_length_decides_about_packing)
 {
     struct platform p = balanced();
     p.c_h.b_s = 1e-10;
@@ -217,20 +217,4 @@ static void every_length_decides_about_packing(void **state)
     assert_true(save_kinds_pack(&from));
     from.max_tokens = 1 << 20;
     assert_false(save_kinds_pack(&from));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_letters),
-        cmocka_unit_test(an_unknown_store_keeps_every_option),
-        cmocka_unit_test(plans_that_have_less_compute_want_kv),
-        cmocka_unit_test(growth_is_planned_for),
-        cmocka_unit_test(state_is_packed_where_restores_lose_nothing),
-        cmocka_unit_test(every_length_decides_about_packing),
-        cmocka_unit_test(the_longest_context_is_planned_for),
-        cmocka_unit_test(a_chunk_suffices_with_all_wanted_records),
-        cmocka_unit_test(a_partial_chunk_is_used_with_all_wanted_records),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ static const char *letters_of(const struct save_policy *p, int n)
     return text;
 }
 
-static void names_and_letters(void **state)
+TEST(names_and_letters)
 {
     static const struct {
         const char *text, *want;
@@ -59,7 +59,7 @@ static void names_and_letters(void **state)
 }
 
 /* Without a profile of the store, every kind is saved that the best plan might use. */
-static void automatic_without_a_profile(void **state)
+TEST(automatic_without_a_profile)
 {
     struct save_policy p;
     struct model mha = shaped(64, 4, 16), gqa = shaped(128, 2, 16);
@@ -86,7 +86,7 @@ static struct save_policy automatic(const struct model *m, double tok, double h,
 }
 
 /* The option decides about packing. auto asks the profile. */
-static void packing(void **state)
+TEST(packing)
 {
     struct model m = shaped(1024, 16, 64);
     struct platform f = platform_of(&m);
@@ -110,7 +110,7 @@ static void packing(void **state)
 
 /* With a profile, the kinds are saved that the plans read. Layer 0 is recomputed at no extra cost,
  * so nothing is written for it. */
-static void automatic_by_plan(void **state)
+TEST(automatic_by_plan)
 {
     struct model mha = shaped(1024, 16, 64);
     /* The store is so fast that loading beats every computation. */
@@ -133,7 +133,7 @@ static void automatic_by_plan(void **state)
 }
 
 /* Recomputing grows faster than reading, so what is saved depends on the longest context. */
-static void the_longest_context_counts(void **state)
+TEST(the_longest_context_counts)
 {
     struct model mha = shaped(1024, 16, 64);
     struct platform f = platform_of(&mha);
@@ -152,7 +152,7 @@ static void the_longest_context_counts(void **state)
 }
 
 /* When decodes leave restores only a share of the compute, projections do not pay any more. */
-static void automatic_beside_decodes(void **state)
+TEST(automatic_beside_decodes)
 {
     struct model m = shaped(1024, 16, 64);
     struct platform f = platform_of(&m);
@@ -171,7 +171,7 @@ static void automatic_beside_decodes(void **state)
 }
 
 /* With more layers than the store supports nothing is saved, and no array is overrun. */
-static void too_many_layers(void **state)
+TEST(too_many_layers)
 {
     struct save_policy p;
     struct model m = shaped(64, 4, 16);
@@ -182,18 +182,4 @@ static void too_many_layers(void **state)
         for (int l = 0; l < STORE_MAX_LAYERS; l++)
             assert_int_equal(p.kinds[l], 0);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names_and_letters),
-        cmocka_unit_test(automatic_without_a_profile),
-        cmocka_unit_test(automatic_by_plan),
-        cmocka_unit_test(packing),
-        cmocka_unit_test(the_longest_context_counts),
-        cmocka_unit_test(automatic_beside_decodes),
-        cmocka_unit_test(too_many_layers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

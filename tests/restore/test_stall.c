@@ -25,7 +25,7 @@ static enum stall_choice choose(const struct stall_view *v)
     return stall_choose(v, &again_s);
 }
 
-static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
+TEST(a_silence_of_a_tenth_of_recomputing_is_raced)
 {
     struct stall_view v = view(0.0999);
     v.n_left = 1; /* one slow read is left: not yet a crawl */
@@ -37,7 +37,7 @@ static void a_silence_of_a_tenth_of_recomputing_is_raced(void **state)
     assert_int_equal(choose(&v), STALL_RACE);
 }
 
-static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
+TEST(a_race_needs_an_idle_lane_and_is_begun_once)
 {
     struct stall_view v = view(60);
     v.is_idle = false;
@@ -49,7 +49,7 @@ static void a_race_needs_an_idle_lane_and_is_begun_once(void **state)
 
 /* Beside decodes, and if layers have windows, recomputation cannot race reads. The restore then
  * gives the reads up and loses what it has read, so this needs more evidence than a race. */
-static void reads_are_left_where_they_cannot_be_raced(void **state)
+TEST(reads_are_left_where_they_cannot_be_raced)
 {
     for (int i = 0; i < 3; i++) {
         struct stall_view v = view(0.9999);
@@ -69,7 +69,7 @@ static void reads_are_left_where_they_cannot_be_raced(void **state)
     }
 }
 
-static void what_cannot_be_recomputed_is_waited_for(void **state)
+TEST(what_cannot_be_recomputed_is_waited_for)
 {
     struct stall_view v = view(3600);
     v.may_recompute = false;
@@ -81,7 +81,7 @@ static void what_cannot_be_recomputed_is_waited_for(void **state)
 
 /* A slow disk does not hang. A silence must last at least as long as two reads take, by the plan or
  * as this restore has measured them. */
-static void slow_reads_are_given_their_time(void **state)
+TEST(slow_reads_are_given_their_time)
 {
     struct stall_view v = view(0.19);
     v.n_left = 1;
@@ -100,7 +100,7 @@ static void slow_reads_are_given_their_time(void **state)
 
 /* The store answers, but slowly: the remaining reads would take longer than half a
  * recomputation. */
-static void a_crawl_is_raced(void **state)
+TEST(a_crawl_is_raced)
 {
     struct stall_view v = view(0.01);
     v.elapsed_s = 0.12; /* 60 ms per read: the 8 remaining reads take 480 ms */
@@ -116,7 +116,7 @@ static void a_crawl_is_raced(void **state)
     assert_int_equal(choose(&v), STALL_WAIT);
 }
 
-static void a_thread_that_lost_its_core_is_no_stall(void **state)
+TEST(a_thread_that_lost_its_core_is_no_stall)
 {
     struct stall_view v = view(0.0019);
     v.recompute_s = 0.001;
@@ -130,7 +130,7 @@ static void a_thread_that_lost_its_core_is_no_stall(void **state)
 }
 
 /* The returned time again_s is never too long: sleeping for it misses no decision. */
-static void it_says_when_to_ask_again(void **state)
+TEST(it_says_when_to_ask_again)
 {
     double again_s;
     struct stall_view v = view(0.04);
@@ -143,19 +143,4 @@ static void it_says_when_to_ask_again(void **state)
     v.may_recompute = false;
     assert_int_equal(stall_choose(&v, &again_s), STALL_WAIT);
     assert_true(isinf(again_s));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_silence_of_a_tenth_of_recomputing_is_raced),
-        cmocka_unit_test(a_race_needs_an_idle_lane_and_is_begun_once),
-        cmocka_unit_test(reads_are_left_where_they_cannot_be_raced),
-        cmocka_unit_test(what_cannot_be_recomputed_is_waited_for),
-        cmocka_unit_test(slow_reads_are_given_their_time),
-        cmocka_unit_test(a_crawl_is_raced),
-        cmocka_unit_test(a_thread_that_lost_its_core_is_no_stall),
-        cmocka_unit_test(it_says_when_to_ask_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,7 +11,7 @@ static enum surprise of(double total, double io, double compute)
     return surprise_of(&predicted, &m, true);
 }
 
-static void a_miss_is_a_factor_of_two(void **state)
+TEST(a_miss_is_a_factor_of_two)
 {
     assert_int_equal(of(0.100, 0.090, 0.040), SURPRISE_NONE);
     assert_int_equal(of(0.200, 0.190, 0.040), SURPRISE_NONE);
@@ -20,7 +20,7 @@ static void a_miss_is_a_factor_of_two(void **state)
     assert_int_equal(of(0.049, 0.049, 0.020), SURPRISE_FASTER);
 }
 
-static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
+TEST(the_lane_that_explains_half_of_it_is_the_cause)
 {
     /* exactly half of the excess is due to reads */
     assert_int_equal(of(0.300, 0.190, 0.040), SURPRISE_READS);
@@ -34,7 +34,7 @@ static void the_lane_that_explains_half_of_it_is_the_cause(void **state)
     assert_int_equal(of(0.300, 0.200, 0.220), SURPRISE_COMPUTE);
 }
 
-static void lost_chunks_explain_a_miss_by_themselves(void **state)
+TEST(lost_chunks_explain_a_miss_by_themselves)
 {
     const struct surprise_times slow = {0.300, 0.290, 0.040}, fast = {0.010, 0.010, 0},
                                 as_said = {0.110, 0.100, 0.040};
@@ -43,7 +43,7 @@ static void lost_chunks_explain_a_miss_by_themselves(void **state)
     assert_int_equal(surprise_of(&predicted, &as_said, false), SURPRISE_NONE);
 }
 
-static void a_few_milliseconds_are_no_miss(void **state)
+TEST(a_few_milliseconds_are_no_miss)
 {
     const struct surprise_times p = {0.001, 0.001, 0}, m = {0.006, 0.006, 0},
                                 more = {0.0061, 0.0061, 0};
@@ -53,22 +53,10 @@ static void a_few_milliseconds_are_no_miss(void **state)
     assert_int_equal(surprise_of(&more, &p, true), SURPRISE_FASTER);
 }
 
-static void every_cause_has_a_name_of_its_own(void **state)
+TEST(every_cause_has_a_name_of_its_own)
 {
     for (int i = 0; i < SURPRISES; i++)
         for (int k = 0; k < i; k++)
             assert_string_not_equal(surprise_name(i), surprise_name(k));
     assert_string_equal(surprise_name(SURPRISE_NONE), "");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_miss_is_a_factor_of_two),
-        cmocka_unit_test(the_lane_that_explains_half_of_it_is_the_cause),
-        cmocka_unit_test(lost_chunks_explain_a_miss_by_themselves),
-        cmocka_unit_test(a_few_milliseconds_are_no_miss),
-        cmocka_unit_test(every_cause_has_a_name_of_its_own),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

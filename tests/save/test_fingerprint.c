@@ -94,7 +94,7 @@ static bool same(struct sha256 a, struct sha256 b)
     return memcmp(a.b, b.b, sizeof a.b) == 0;
 }
 
-static void models_and_dtypes_differ(void **state)
+TEST(models_and_dtypes_differ)
 {
     struct sha256 f[] = {
         make("cpu", "synth:tiny-mha", "f32", 1),   make("cpu", "synth:tiny-mha", "bf16", 1),
@@ -108,7 +108,7 @@ static void models_and_dtypes_differ(void **state)
             assert_false(same(f[i], f[j]));
 }
 
-static void threads_do_not_matter(void **state)
+TEST(threads_do_not_matter)
 {
     for (int threads = 2; threads <= 3; threads++)
         assert_true(same(make("cpu", "synth:tiny-gqa", "bf16", 1),
@@ -117,7 +117,7 @@ static void threads_do_not_matter(void **state)
 
 /* All instruction sets of the CPU backend compute equal bits, so they share state. That holds with
  * q8 and bf16r weights (AMX, VNNI), too. */
-static void instruction_sets_share_state(void **state)
+TEST(instruction_sets_share_state)
 {
     static const char *const isas[] = {"avx512", "avx2", "portable"};
     static const char *const dtypes[] = {"f32", "bf16", "q8", "q4", "bf16r"};
@@ -140,7 +140,7 @@ static void instruction_sets_share_state(void **state)
 }
 
 /* Two backends never share state, even if a short run gives equal bits. */
-static void backends_differ(void **state)
+TEST(backends_differ)
 {
     static const char *const families[] = {
         "llama", "llama3", "mistral",   "qwen2",      "qwen2-window", "qwen3",     "gemma",
@@ -161,7 +161,7 @@ static void backends_differ(void **state)
 
 /* The declared versions and the class are part of the fingerprint even if no computed bit changes.
  */
-static void declarations_count(void **state)
+TEST(declarations_count)
 {
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "bf16", 1);
@@ -181,7 +181,7 @@ static void declarations_count(void **state)
 
 /* Simulates builds whose rotations differ from some position to the end of the context: from 128,
  * from the middle, or for the last positions only. The last build differs in a single dimension. */
-static void rotation_tables_count(void **state)
+TEST(rotation_tables_count)
 {
     enum { MAX_CTX = 4096 };
     struct place p;
@@ -206,7 +206,7 @@ static void rotation_tables_count(void **state)
 
 /* Fields that may change without changing the fingerprint: where a text ends, the maximum context,
  * and the checkpoint's type as the config gives it. */
-static void eos_ids_and_the_maximum_do_not_matter(void **state)
+TEST(eos_ids_and_the_maximum_do_not_matter)
 {
     struct sha256 f = make("cpu", "synth:tiny-gqa", "bf16", 1);
     static const int contexts[] = {1, 63, 64, 65, 128, 1980, 1989, 1990, 2048, 5000};
@@ -224,7 +224,7 @@ static void eos_ids_and_the_maximum_do_not_matter(void **state)
 }
 
 /* Fields that determine a state's bits change the fingerprint, each by itself. */
-static void fields_of_the_config_count(void **state)
+TEST(fields_of_the_config_count)
 {
     struct model_config c;
     struct err err = {0};
@@ -272,7 +272,7 @@ static void fields_of_the_config_count(void **state)
 }
 
 /* The probe also runs a layer whose kind differs from that of layer 0. */
-static void every_kind_of_layer_is_probed(void **state)
+TEST(every_kind_of_layer_is_probed)
 {
     struct place p;
     place_open(&p, "cpu", "tests/model/golden/families/qwen2-window", "f32", 1);
@@ -287,7 +287,7 @@ static void every_kind_of_layer_is_probed(void **state)
 }
 
 /* A probe alone would not notice this: the weights are exactly representable in 8 bits. */
-static void the_kind_of_weights_counts(void **state)
+TEST(the_kind_of_weights_counts)
 {
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "q8", 1);
@@ -314,7 +314,7 @@ static void the_kind_of_weights_counts(void **state)
 /* A table held as bf16 gives bf16 state the bits of a table of blocks, so they share state.  It
  * gives f32 state other bits.  So the type of blocks counts there, even for a table whose values
  * are equal. */
-static void a_table_of_blocks_counts_where_bits_differ(void **state)
+TEST(a_table_of_blocks_counts_where_bits_differ)
 {
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     static float other[64 * 256];
@@ -347,7 +347,7 @@ static void a_table_of_blocks_counts_where_bits_differ(void **state)
 
 /* Each field counts by itself: the hash of the weights, the config, and what the kernels compute.
  */
-static void each_field_counts(void **state)
+TEST(each_field_counts)
 {
     struct place p;
     place_open(&p, "cpu", "synth:tiny-mha", "f32", 1);
@@ -381,7 +381,7 @@ static void each_field_counts(void **state)
 
 /* State that an earlier build has saved is found under its fingerprint. If one of these values
  * changes although no declared version does, all saved state is lost without need. */
-static void fingerprints_stay_the_same(void **state)
+TEST(fingerprints_stay_the_same)
 {
     static const struct {
         const char *model, *dtype, *hex;
@@ -400,24 +400,4 @@ static void fingerprints_stay_the_same(void **state)
         if (strncmp(hex, cases[i].hex, 16) != 0)
             fail_msg("%s in %s: %.16s", cases[i].model, cases[i].dtype, hex);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(models_and_dtypes_differ),
-        cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(instruction_sets_share_state),
-        cmocka_unit_test(backends_differ),
-        cmocka_unit_test(declarations_count),
-        cmocka_unit_test(rotation_tables_count),
-        cmocka_unit_test(eos_ids_and_the_maximum_do_not_matter),
-        cmocka_unit_test(fields_of_the_config_count),
-        cmocka_unit_test(every_kind_of_layer_is_probed),
-        cmocka_unit_test(a_table_of_blocks_counts_where_bits_differ),
-        cmocka_unit_test(each_field_counts),
-        cmocka_unit_test(the_kind_of_weights_counts),
-        cmocka_unit_test(fingerprints_stay_the_same),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,7 +106,7 @@ static void assert_holds(struct store *s, int n, bool is_packed)
     parcel_deinit(&p);
 }
 
-static void later_is_as_good(void **state)
+TEST(later_is_as_good)
 {
     for (int i = 0; i < 8; i++) { /* on one disk or two, in memory, encrypted */
         struct st_place p;
@@ -138,7 +138,7 @@ static void later_is_as_good(void **state)
 }
 
 /* Whoever holds a chunk reads on; its former bytes become free when it is released. */
-static void readers_go_on(void **state)
+TEST(readers_go_on)
 {
     struct st_place p;
     struct sha256 keys[N];
@@ -165,7 +165,7 @@ static void readers_go_on(void **state)
 }
 
 /* A store without any room packs nothing and evicts nothing. */
-static void nothing_is_evicted_for_it(void **state)
+TEST(nothing_is_evicted_for_it)
 {
     struct st_place p;
     assert_true(st_place_open(&p, "sim", 1));
@@ -188,7 +188,7 @@ static void nothing_is_evicted_for_it(void **state)
 }
 
 /* Chunks that are erased between their packing and its commit stay away. */
-static void what_was_erased_stays_away(void **state)
+TEST(what_was_erased_stays_away)
 {
     struct st_place p;
     struct repack *r;
@@ -214,15 +214,4 @@ static void what_was_erased_stays_away(void **state)
     assert_holds(s, 2, true);
     store_close(s);
     st_place_close(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(later_is_as_good),
-        cmocka_unit_test(readers_go_on),
-        cmocka_unit_test(nothing_is_evicted_for_it),
-        cmocka_unit_test(what_was_erased_stays_away),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

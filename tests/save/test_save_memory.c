@@ -14,7 +14,7 @@ static struct save_memory memory_of(size_t n_bytes, size_t min_bytes)
     return m;
 }
 
-static void memory_is_taken_up_to_its_end(void **state)
+TEST(memory_is_taken_up_to_its_end)
 {
     struct save_memory m = memory_of(10 * A, A);
     assert_int_equal(m.n_bytes, 10 * A);
@@ -40,7 +40,7 @@ static void memory_is_taken_up_to_its_end(void **state)
 }
 
 /* Sizes are rounded up, so every run is aligned. */
-static void runs_are_aligned(void **state)
+TEST(runs_are_aligned)
 {
     struct save_memory m = memory_of(3 * A - 1, 1);
     assert_int_equal(m.n_bytes, 3 * A);
@@ -53,7 +53,7 @@ static void runs_are_aligned(void **state)
 }
 
 /* A gap is used by the next run that fits it. */
-static void gaps_are_filled(void **state)
+TEST(gaps_are_filled)
 {
     struct save_memory m = memory_of(12 * A, A);
     uint8_t *at[6];
@@ -81,7 +81,7 @@ static void gaps_are_filled(void **state)
 }
 
 /* There may be as many runs as the smallest ones that fit. */
-static void the_smallest_runs_fill_the_memory(void **state)
+TEST(the_smallest_runs_fill_the_memory)
 {
     struct save_memory m = memory_of(50 * A, A);
     assert_in_range(m.max_runs, 50, 51);
@@ -91,15 +91,4 @@ static void the_smallest_runs_fill_the_memory(void **state)
     for (int i = 49; i >= 0; i--)
         save_memory_give(&m, m.base + i * A);
     save_memory_deinit(&m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_is_taken_up_to_its_end),
-        cmocka_unit_test(runs_are_aligned),
-        cmocka_unit_test(gaps_are_filled),
-        cmocka_unit_test(the_smallest_runs_fill_the_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -117,8 +117,6 @@ static int tear_down(void **state)
 }
 
 /* A test whose state is a rig with a saver whose store has no limit. */
-#define WITH_RIG(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-
 static size_t row_bytes(const struct rig *r, enum store_kind kind)
 {
     return kind == STORE_HIDDEN ? model_hidden_bytes(r->m) : model_kv_bytes(r->m, 0);
@@ -348,7 +346,7 @@ static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *s
 
 /* With any step size, full chunks are stored whole. The tail is stored only when the sequence goes
  * idle. */
-static void steps_and_policies(void **state)
+TEST_WITH(steps_and_policies, set_up, tear_down)
 {
     static const char *const saves[] = {"both", "kv", "hidden", "HKB-", "-KKK"};
     static const int steps[] = {1, 7, 64, 100, MAX_ROWS};
@@ -365,7 +363,7 @@ static void steps_and_policies(void **state)
     }
 }
 
-static void nothing_to_save(void **state)
+TEST_WITH(nothing_to_save, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -383,7 +381,7 @@ static void nothing_to_save(void **state)
 }
 
 /* After a flush, a loss of power loses nothing that was committed. */
-static void flush_is_a_barrier(void **state)
+TEST_WITH(flush_is_a_barrier, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -411,7 +409,7 @@ static void count_commit(void *arg)
 
 /* While a sequence continues and no caller asks for a commit, several chunks are committed
  * together, within a bounded time. */
-static void commits_are_few_and_come_unasked(void **state)
+TEST_WITH(commits_are_few_and_come_unasked, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -453,7 +451,7 @@ static void ask_for_commit(struct line *x, int how)
 
 /* A requested commit does not wait until the next periodic commit is due. On a busy machine a
  * single commit may take that long, but not each of them. */
-static void commits_come_when_asked_for(void **state)
+TEST(commits_come_when_asked_for)
 {
     for (int how = 0; how < 3; how++) {
         int64_t quickest_ns = INT64_MAX;
@@ -476,7 +474,7 @@ static void commits_come_when_asked_for(void **state)
 }
 
 /* A restored sequence continues to save where the store ends. */
-static void continues_a_stored_prefix(void **state)
+TEST_WITH(continues_a_stored_prefix, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -496,7 +494,7 @@ static void continues_a_stored_prefix(void **state)
 /* A sequence goes idle several times within one chunk, under one saver and under a new one. Each
  * partial chunk has all rows so far and replaces the previous one. The full chunk replaces the last
  * of them. */
-static void tails_grow(void **state)
+TEST(tails_grow)
 {
     static const int idle_at[] = {3, 40, 64 + 1, 64 + 5, 64 + 6, 64 + 63, 200, 256, 300};
     static const char *const saves[] = {"both", "kv", "HKB-"};
@@ -572,19 +570,19 @@ static void two_continue_one_tail(bool begins_late)
     rig_close(&r);
 }
 
-static void two_begin_at_one_tail(void **state)
+TEST(two_begin_at_one_tail)
 {
     two_continue_one_tail(false);
 }
 
-static void one_begins_at_a_superseded_tail(void **state)
+TEST(one_begins_at_a_superseded_tail)
 {
     two_continue_one_tail(true);
 }
 
 /* A tail that cannot be read ends the saving of its own sequence only. From then on the tail is a
  * miss. */
-static void damaged_tail(void **state)
+TEST_WITH(damaged_tail, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x, y;
@@ -613,7 +611,7 @@ static void damaged_tail(void **state)
     line_close(&x);
 }
 
-static void interleaved_sequences(void **state)
+TEST_WITH(interleaved_sequences, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x[MAX_SEQS];
@@ -637,7 +635,7 @@ static void interleaved_sequences(void **state)
 }
 
 /* A sequence may be closed while its chunks are queued, and a saver while its queue is full. */
-static void close_while_in_flight(void **state)
+TEST_WITH(close_while_in_flight, set_up, tear_down)
 {
     struct rig *r = *state;
     struct io_sim_fault slow = {
@@ -680,7 +678,7 @@ enum { MANY = 32 };
 /* The tails of any number of sequences stay within the save buffer. A sequence that finds no room
  * stops being saved, in whatever way it asks, because room might never come. The others are saved
  * to their end. */
-static void tails_stay_within_the_bound(void **state)
+TEST(tails_stay_within_the_bound)
 {
     static const enum save_wait hows[] = {SAVE_TRY, SAVE_SHED, SAVE_WAIT};
     struct rig r;
@@ -722,7 +720,7 @@ static void tails_stay_within_the_bound(void **state)
 }
 
 /* A chunk takes memory only for the kinds that its policy saves. */
-static void memory_follows_the_policy(void **state)
+TEST_WITH(memory_follows_the_policy, set_up, tear_down)
 {
     static const char *const saves[] = {"both", "kv", "hidden", "--K-"};
     size_t used[4];
@@ -747,7 +745,7 @@ static void memory_follows_the_policy(void **state)
 /* The writer falls behind. A caller that may not wait gets no room now, and succeeds later. A
  * decoding sequence stops being saved, with this as its reason. A caller that may wait does
  * wait. */
-static void shed_when_the_writer_falls_behind(void **state)
+TEST(shed_when_the_writer_falls_behind)
 {
     struct rig r;
     struct line a, b, c;
@@ -788,7 +786,7 @@ static uint64_t appended_bytes(const struct rig *r)
 
 /* Chunks that the writer holds back stay in memory until a flush, until memory runs out, or until
  * the saver ends. */
-static void what_is_held_back_is_written_in_the_end(void **state)
+TEST(what_is_held_back_is_written_in_the_end)
 {
     struct rig r;
     struct line a, b;
@@ -820,7 +818,7 @@ static void what_is_held_back_is_written_in_the_end(void **state)
 /* The disk has no room for chunks or for the index. The affected sequences stop being saved, there
  * is one warning, and committed chunks stay. When there is room again, other sequences are
  * saved. */
-static void full_disk(void **state)
+TEST(full_disk)
 {
     static const char *const path[] = {"seg-", "index.db-wal"};
     for (int i = 0; i < 2; i++) {
@@ -871,7 +869,7 @@ static void full_disk(void **state)
 }
 
 /* The disk fails. There is one warning, all saving ends, and committed chunks stay. */
-static void disk_fault(void **state)
+TEST(disk_fault)
 {
     static const unsigned on[] = {IO_SIM_ON_WRITE, IO_SIM_ON_SYNC};
     for (int i = 0; i < 2; i++) {
@@ -913,7 +911,7 @@ static void disk_fault(void **state)
 
 /* A sequence that exceeds the size cap stops being saved, with the cap as its reason. Others
  * continue. */
-static void store_cap(void **state)
+TEST_WITH(store_cap, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line a, b;
@@ -943,7 +941,7 @@ static void store_cap(void **state)
 
 /* A sequence may not evict chunks that waiting requests need. Its saving ends instead, with its own
  * reason. */
-static void a_refused_save_has_a_reason_of_its_own(void **state)
+TEST_WITH(a_refused_save_has_a_reason_of_its_own, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line a, b;
@@ -974,7 +972,7 @@ static void a_refused_save_has_a_reason_of_its_own(void **state)
 
 /* All sequences together exceed the cap. Even so a running sequence keeps every chunk that was
  * reported as committed. */
-static void living_sequences_keep_what_they_were_told(void **state)
+TEST_WITH(living_sequences_keep_what_they_were_told, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line a;
@@ -1037,7 +1035,7 @@ static void line_save_all(struct rig *r, uint64_t seed, const char *save, int n)
 
 /* A chunk whose records are all stored is committed and counted, but not written. A chunk that
  * lacks one kind of record is written. */
-static void stored_chunks_are_counted_and_not_written(void **state)
+TEST_WITH(stored_chunks_are_counted_and_not_written, set_up, tear_down)
 {
     struct rig *r = *state;
     line_save_all(r, 5, "kv", 140);
@@ -1069,7 +1067,7 @@ static uint64_t read_bytes(const struct rig *r)
 
 /* The rows of a stored end are read for a chunk that lacks records, and not for one that another
  * sequence has stored meanwhile. */
-static void a_stored_end_is_read_only_if_it_is_needed(void **state)
+TEST_WITH(a_stored_end_is_read_only_if_it_is_needed, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x, y;
@@ -1131,7 +1129,7 @@ static void line_save_for(struct line *x, const struct save_begin *how)
 }
 
 /* The chunks have the owner of their request, and expire when its hints say so. */
-static void chunks_have_the_owner_and_the_hints_of_their_request(void **state)
+TEST_WITH(chunks_have_the_owner_and_the_hints_of_their_request, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -1152,7 +1150,7 @@ static void chunks_have_the_owner_and_the_hints_of_their_request(void **state)
 }
 
 /* A context that was erased after its request began is not saved, and the reason is its own. */
-static void a_context_erased_meanwhile_is_not_saved(void **state)
+TEST_WITH(a_context_erased_meanwhile_is_not_saved, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x, y;
@@ -1178,7 +1176,7 @@ static void a_context_erased_meanwhile_is_not_saved(void **state)
 }
 
 /* Many contexts continue a document. So its end stays when one of them has filled the chunk. */
-static void the_end_of_a_document_stays(void **state)
+TEST(the_end_of_a_document_stays)
 {
     for (int is_document = 0; is_document < 2; is_document++) {
         struct rig r;
@@ -1201,7 +1199,7 @@ static void the_end_of_a_document_stays(void **state)
 }
 
 /* Every end of saving but the first two has a reason of its own. */
-static void every_end_has_its_reason(void **state)
+TEST(every_end_has_its_reason)
 {
     assert_string_equal(save_end_text(SAVE_GOES_ON), "");
     for (int e = SAVE_GOES_ON + 1; e < SAVE_ENDS; e++) {
@@ -1212,7 +1210,7 @@ static void every_end_has_its_reason(void **state)
     }
 }
 
-static void without_a_saver_nothing_is_saved(void **state)
+TEST(without_a_saver_nothing_is_saved)
 {
     struct save_policy policy = {.kinds = {SAVE_KV}};
     const struct sha256 root = {{1}};
@@ -1232,7 +1230,7 @@ static void without_a_saver_nothing_is_saved(void **state)
 
 /* A chunk that continues a chunk which is not stored would never be found, so it is not saved. Its
  * sequence says why. */
-static void a_chunk_without_its_parent_is_not_saved(void **state)
+TEST(a_chunk_without_its_parent_is_not_saved)
 {
     for (int from = 64; from <= 128; from += 64) {
         struct rig r;
@@ -1256,7 +1254,7 @@ static void a_chunk_without_its_parent_is_not_saved(void **state)
 }
 
 /* A saver counts the chunks that were handed over and those that are settled. */
-static void marks_follow_the_chunks(void **state)
+TEST_WITH(marks_follow_the_chunks, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -1280,7 +1278,7 @@ static void marks_follow_the_chunks(void **state)
 
 /* The memory of a saver is that of its buffer, of a packed record and of a tail's record. The
  * buffer has room for at least one batch. */
-static void the_memory_of_a_saver_is_counted(void **state)
+TEST(the_memory_of_a_saver_is_counted)
 {
     static const size_t asked[] = {1, 16 << 20};
     struct rig r;
@@ -1300,7 +1298,7 @@ static void the_memory_of_a_saver_is_counted(void **state)
 
 /* The first of three chunks is written while more than half of the memory is taken, so it is stored
  * as it is. The idle writer packs it. Keys and values would save no block. */
-static void an_idle_writer_packs_what_was_stored_as_it_is(void **state)
+TEST(an_idle_writer_packs_what_was_stored_as_it_is)
 {
     struct rig r;
     struct line x;
@@ -1321,7 +1319,7 @@ static void an_idle_writer_packs_what_was_stored_as_it_is(void **state)
 }
 
 /* The smallest chunks fill the whole buffer. */
-static void the_buffer_has_room_for_the_smallest_chunks(void **state)
+TEST(the_buffer_has_room_for_the_smallest_chunks)
 {
     enum { MOST = 64 };
     struct rig r;
@@ -1345,7 +1343,7 @@ static void the_buffer_has_room_for_the_smallest_chunks(void **state)
 }
 
 /* What is stopped gives its memory back, and saves nothing more of the open chunk. */
-static void a_stopped_sequence_gives_its_memory_back(void **state)
+TEST_WITH(a_stopped_sequence_gives_its_memory_back, set_up, tear_down)
 {
     struct rig *r = *state;
     struct line x;
@@ -1359,7 +1357,7 @@ static void a_stopped_sequence_gives_its_memory_back(void **state)
     line_close(&x);
 }
 
-static void the_kinds_of_a_chunk_are_letters(void **state)
+TEST(the_kinds_of_a_chunk_are_letters)
 {
     struct store_mask mask = {0};
     uint8_t kinds[5] = {9, 9, 9, 9, 9};
@@ -1408,7 +1406,7 @@ static void free_remote(struct remote *remote)
 
 /* Full chunks are offered to the remote in their order: when they are committed, or when their
  * sequence has ended. A partial chunk is not offered. */
-static void full_chunks_are_offered_in_time(void **state)
+TEST(full_chunks_are_offered_in_time)
 {
     enum { CHUNKS = 18 }; /* more than a sequence remembers at first */
     static const struct {
@@ -1443,7 +1441,7 @@ static void full_chunks_are_offered_in_time(void **state)
 }
 
 /* The header of a partial chunk has no tokens of a chunk that had the same memory before. */
-static void a_partial_chunk_has_no_other_tokens(void **state)
+TEST(a_partial_chunk_has_no_other_tokens)
 {
     struct rig r;
     struct line x;
@@ -1471,7 +1469,7 @@ static void a_partial_chunk_has_no_other_tokens(void **state)
 }
 
 /* A document is saved although waiting requests need the chunks that it evicts. */
-static void a_document_is_not_refused(void **state)
+TEST(a_document_is_not_refused)
 {
     for (int is_document = 0; is_document < 2; is_document++) {
         struct rig r;
@@ -1499,7 +1497,7 @@ static void a_document_is_not_refused(void **state)
 }
 
 /* The writer leaves the processors to decodes: its priority is lower than that of this thread. */
-static void the_writer_steps_back(void **state)
+TEST_WITH(the_writer_steps_back, set_up, tear_down)
 {
     struct rig *r = *state;
     int own = getpriority(PRIO_PROCESS, 0), want = own < 10 ? 10 : own;
@@ -1509,49 +1507,3 @@ static void the_writer_steps_back(void **state)
 }
 
 /* --- main ------------------------------------------------------------------------------------- */
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        WITH_RIG(steps_and_policies),
-        WITH_RIG(nothing_to_save),
-        WITH_RIG(flush_is_a_barrier),
-        WITH_RIG(commits_are_few_and_come_unasked),
-        cmocka_unit_test(commits_come_when_asked_for),
-        WITH_RIG(continues_a_stored_prefix),
-        cmocka_unit_test(tails_grow),
-        cmocka_unit_test(two_begin_at_one_tail),
-        cmocka_unit_test(one_begins_at_a_superseded_tail),
-        WITH_RIG(damaged_tail),
-        WITH_RIG(interleaved_sequences),
-        WITH_RIG(close_while_in_flight),
-        cmocka_unit_test(tails_stay_within_the_bound),
-        WITH_RIG(memory_follows_the_policy),
-        cmocka_unit_test(shed_when_the_writer_falls_behind),
-        cmocka_unit_test(what_is_held_back_is_written_in_the_end),
-        cmocka_unit_test(full_disk),
-        cmocka_unit_test(disk_fault),
-        WITH_RIG(store_cap),
-        WITH_RIG(a_refused_save_has_a_reason_of_its_own),
-        WITH_RIG(living_sequences_keep_what_they_were_told),
-        WITH_RIG(stored_chunks_are_counted_and_not_written),
-        WITH_RIG(a_stored_end_is_read_only_if_it_is_needed),
-        WITH_RIG(chunks_have_the_owner_and_the_hints_of_their_request),
-        WITH_RIG(a_context_erased_meanwhile_is_not_saved),
-        cmocka_unit_test(the_end_of_a_document_stays),
-        cmocka_unit_test(full_chunks_are_offered_in_time),
-        cmocka_unit_test(a_partial_chunk_has_no_other_tokens),
-        cmocka_unit_test(a_document_is_not_refused),
-        WITH_RIG(the_writer_steps_back),
-        cmocka_unit_test(every_end_has_its_reason),
-        cmocka_unit_test(without_a_saver_nothing_is_saved),
-        cmocka_unit_test(a_chunk_without_its_parent_is_not_saved),
-        WITH_RIG(marks_follow_the_chunks),
-        cmocka_unit_test(the_memory_of_a_saver_is_counted),
-        cmocka_unit_test(an_idle_writer_packs_what_was_stored_as_it_is),
-        cmocka_unit_test(the_buffer_has_room_for_the_smallest_chunks),
-        WITH_RIG(a_stopped_sequence_gives_its_memory_back),
-        cmocka_unit_test(the_kinds_of_a_chunk_are_letters),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

@@ -17,7 +17,7 @@ static int places(int64_t n, int64_t prompt, int64_t *at)
     return count;
 }
 
-static void places_of_a_prompt(void **state)
+TEST(places_of_a_prompt)
 {
     int64_t at[8];
     assert_int_equal(places(5000, 5000, at), 3);
@@ -34,7 +34,7 @@ static void places_of_a_prompt(void **state)
 }
 
 /* A long prompt gets few snapshots far before its end, none of which would be thinned at once. */
-static void a_long_prompt_gets_few(void **state)
+TEST(a_long_prompt_gets_few)
 {
     int64_t at[64];
     bool drop[64];
@@ -52,7 +52,7 @@ static void a_long_prompt_gets_few(void **state)
     assert_false(snapshot_is_due(&v));
 }
 
-static void no_two_are_near(void **state)
+TEST(no_two_are_near)
 {
     int64_t at[8];
     assert_int_equal(places(200, 200, at), 0);
@@ -64,7 +64,7 @@ static void no_two_are_near(void **state)
     assert_int_equal(snapshot_next(&v), 4096);
 }
 
-static void a_branch_gets_one(void **state)
+TEST(a_branch_gets_one)
 {
     struct snapshot_view v = {.done = 1024, .prompt = 3000};
     assert_false(snapshot_is_due(&v));
@@ -77,7 +77,7 @@ static void a_branch_gets_one(void **state)
 }
 
 /* Gaps are at most a quarter of the distance to the end, so few remain of many. */
-static void gaps_grow_with_age(void **state)
+TEST(gaps_grow_with_age)
 {
     enum { N = 64 };
     int64_t at[N], before = 0;
@@ -133,7 +133,7 @@ static int thinned(int n, int window, int from, int to, const int *wanted, int n
     return n_kept;
 }
 
-static void a_window_is_what_tokens_behind_a_place_see(void **state)
+TEST(a_window_is_what_tokens_behind_a_place_see)
 {
     bool drop[MOST];
     /* 1,024 tokens behind 640 chunks: the next token sees 1,023 of them, in 16 chunks */
@@ -150,7 +150,7 @@ static void a_window_is_what_tokens_behind_a_place_see(void **state)
     assert_true(drop[0] && drop[1] && !drop[2]);
 }
 
-static void windows_are_kept_where_requests_resume(void **state)
+TEST(windows_are_kept_where_requests_resume)
 {
     bool drop[MOST];
     /* a branch at 30, a prompt that began at 70 and ended at 100, and an answer behind it */
@@ -164,7 +164,7 @@ static void windows_are_kept_where_requests_resume(void **state)
 }
 
 /* Gaps grow with age, and a long context keeps few windows, whatever its turns were. */
-static void windows_are_few_in_long_contexts(void **state)
+TEST(windows_are_few_in_long_contexts)
 {
     bool drop[MOST];
     /* 32,768 tokens of Gemma 3 4B's shape: 5 layers of 34 see all. 128 and 384 are on the grid. */
@@ -189,7 +189,7 @@ static void windows_are_few_in_long_contexts(void **state)
         assert_false(again[i]);
 }
 
-static void a_restore_ends_where_its_windows_are_whole(void **state)
+TEST(a_restore_ends_where_its_windows_are_whole)
 {
     bool whole[10];
     memset(whole, true, sizeof whole);
@@ -209,20 +209,4 @@ static void a_restore_ends_where_its_windows_are_whole(void **state)
     memset(whole, false, sizeof whole);
     assert_int_equal(window_resume(whole, 10, 0, 640, 128), 0);
     assert_int_equal(window_resume(whole, 0, 0, 0, 128), 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(places_of_a_prompt),
-        cmocka_unit_test(a_long_prompt_gets_few),
-        cmocka_unit_test(no_two_are_near),
-        cmocka_unit_test(a_branch_gets_one),
-        cmocka_unit_test(gaps_grow_with_age),
-        cmocka_unit_test(a_window_is_what_tokens_behind_a_place_see),
-        cmocka_unit_test(windows_are_kept_where_requests_resume),
-        cmocka_unit_test(windows_are_few_in_long_contexts),
-        cmocka_unit_test(a_restore_ends_where_its_windows_are_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -34,7 +34,7 @@ static void sealed(const struct seal *s, uint8_t out[SEALED])
 }
 
 /* The expected bytes are those of Python's cryptography 50: HKDF, HKDFExpand, AESGCM, and XTS. */
-static void bytes_are_those_of_another_program(void **state)
+TEST(bytes_are_those_of_another_program)
 {
     static const uint8_t head[8] = {0x6f, 0x18, 0x6a, 0xd1, 0xd6, 0x39, 0x47, 0xdc},
                          tag[16] = {0xc6, 0x32, 0x6f, 0xd9, 0x51, 0xef, 0x54, 0xf1,
@@ -55,7 +55,7 @@ static void bytes_are_those_of_another_program(void **state)
 }
 
 /* Any other bit, name, length, secret or id is refused. In place is as good as elsewhere. */
-static void opens_only_what_was_sealed(void **state)
+TEST(opens_only_what_was_sealed)
 {
     struct seal *s = seal_of(0, "sixteen byte id."), *key = seal_of(1, "sixteen byte id."),
                 *id = seal_of(0, "another store id");
@@ -82,7 +82,7 @@ static void opens_only_what_was_sealed(void **state)
 }
 
 /* A page opens at its own place only. */
-static void pages_have_places(void **state)
+TEST(pages_have_places)
 {
     struct seal *s = seal_of(0, "sixteen byte id.");
     uint8_t plain[40], p[40];
@@ -125,7 +125,7 @@ static int open_all(const struct seal *s, const char *name, const char *bytes, s
 }
 
 /* A sealed file is opened by its own key and name, whole, in its own order, or as a shorter one. */
-static void files_are_sealed(void **state)
+TEST(files_are_sealed)
 {
     enum { MANY = SEAL_FRAME_MOST + 1000, FRAME = 4 + SEAL_FRAME_MOST + SEAL_BYTES };
     static uint8_t plain[MANY];
@@ -159,7 +159,7 @@ static void files_are_sealed(void **state)
 }
 
 /* Only the key tells which bytes a keyed hash is of, and it is no key of a run. */
-static void hashes_are_keyed(void **state)
+TEST(hashes_are_keyed)
 {
     struct seal *s = seal_of(0, "sixteen byte id."), *key = seal_of(1, "sixteen byte id.");
     uint8_t hash[4][32];
@@ -172,16 +172,4 @@ static void hashes_are_keyed(void **state)
     assert_memory_not_equal(hash[0], hash[3], 32);
     seal_free(s);
     seal_free(key);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bytes_are_those_of_another_program),
-        cmocka_unit_test(opens_only_what_was_sealed),
-        cmocka_unit_test(pages_have_places),
-        cmocka_unit_test(files_are_sealed),
-        cmocka_unit_test(hashes_are_keyed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -147,7 +147,7 @@ static int n_seeds(void)
     return text != NULL ? atoi(text) : 0;
 }
 
-static void never_more_than_a_point_behind(void **state)
+TEST(never_more_than_a_point_behind)
 {
     static pick_fn *const picks[] = {pick_worst, pick_by_turns, pick_phases};
     static const uint64_t sizes[] = {300, 1500, 5000};
@@ -164,19 +164,10 @@ static void never_more_than_a_point_behind(void **state)
 }
 
 /* The bound still allows choices that pay. */
-static void what_pays_is_still_done(void **state)
+TEST(what_pays_is_still_done)
 {
     struct outcome o = play(1500, pick_phases, 3);
     print_message("# phases: hits %llu and %llu\n", (unsigned long long)o.n_lru,
                   (unsigned long long)o.n_ours);
     assert_true(o.n_ours > o.n_lru + 1000);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(never_more_than_a_point_behind),
-        cmocka_unit_test(what_pays_is_still_done),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static void add_fault(struct io *io, struct io_sim_fault fault)
 
 /* ---- Crashes ----------------------------------------------------------------------------- */
 
-static void test_synced_data_survive(void **state)
+TEST(test_synced_data_survive)
 {
     uint8_t a[3 * SECTOR], b[3 * SECTOR], in[3 * SECTOR];
     iotest_fill(a, sizeof a, 1);
@@ -97,7 +97,7 @@ static void tally_sector(const uint8_t *p, const uint8_t *old, const uint8_t *ne
     t->torn += n_old + n_new == SECTOR / PART && n_old > 0 && n_new > 0;
 }
 
-static void test_unsynced_sectors_take_every_fate(void **state)
+TEST(test_unsynced_sectors_take_every_fate)
 {
     enum { N = 8 };
     uint8_t a[N * SECTOR], b[N * SECTOR], in[N * SECTOR];
@@ -130,7 +130,7 @@ static void test_unsynced_sectors_take_every_fate(void **state)
 }
 
 /* The same holds for a sector that is not the file's first one. The sectors before it stay. */
-static void test_unsynced_sectors_behind_others(void **state)
+TEST(test_unsynced_sectors_behind_others)
 {
     enum { N = 4, LAST = (N - 1) * SECTOR };
     uint8_t a[N * SECTOR], b[SECTOR], in[N * SECTOR];
@@ -156,7 +156,7 @@ static void test_unsynced_sectors_behind_others(void **state)
     assert_true(t.old > 5 && t.new > 5 && t.torn > 0);
 }
 
-static void test_length_needs_sync_too(void **state)
+TEST(test_length_needs_sync_too)
 {
     unsigned n_short = 0, n_long = 0, n_between = 0;
     uint8_t b[2 * SECTOR];
@@ -180,7 +180,7 @@ static void test_length_needs_sync_too(void **state)
 
 /* A hole and then a cut were not synced. A crash drops both, keeps the older one, or keeps any of
  * them, as its mode says. */
-static void test_cuts_and_holes_need_sync_too(void **state)
+TEST(test_cuts_and_holes_need_sync_too)
 {
     /* [was the hole made][was the file cut] */
     static const bool may_be[][2][2] = {[SIM_CRASH_DROP] = {{true, false}, {false, false}},
@@ -208,7 +208,7 @@ static void test_cuts_and_holes_need_sync_too(void **state)
     sim_node_unref(n);
 }
 
-static void test_names_need_their_own_sync(void **state)
+TEST(test_names_need_their_own_sync)
 {
     unsigned n_lost = 0, n_kept = 0, n_old = 0, n_new = 0, n_undead = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
@@ -238,7 +238,7 @@ static void test_names_need_their_own_sync(void **state)
     assert_true(n_lost > 10 && n_kept > 10 && n_undead > 10 && n_old > 10 && n_new > 10);
 }
 
-static void test_a_lost_folder_takes_its_files(void **state)
+TEST(test_a_lost_folder_takes_its_files)
 {
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 30; seed++) {
@@ -276,7 +276,7 @@ static int history(struct io *io)
     return rc;
 }
 
-static void test_crash_at(void **state)
+TEST(test_crash_at)
 {
     struct io *io = open_sim(3);
     assert_int_equal(history(io), 0);
@@ -309,7 +309,7 @@ static void test_crash_at(void **state)
     io_close(io);
 }
 
-static void test_deterministic(void **state)
+TEST(test_deterministic)
 {
     unsigned n_different = 0;
     for (uint64_t n = 3; n <= 11; n++) {
@@ -327,7 +327,7 @@ static void test_deterministic(void **state)
     assert_true(n_different > 2);
 }
 
-static void test_fork(void **state)
+TEST(test_fork)
 {
     struct io *io = open_sim(1), *image, *same;
     struct io_file *f = open_file(io, "/f", IO_CREATE);
@@ -355,7 +355,7 @@ static void test_fork(void **state)
     io_close(io);
 }
 
-static void test_crash_with_requests_under_way(void **state)
+TEST(test_crash_with_requests_under_way)
 {
     enum { N = 6 };
     for (uint64_t seed = 0; seed < 20; seed++) {
@@ -390,7 +390,7 @@ static void test_crash_with_requests_under_way(void **state)
 
 /* ---- Faults ------------------------------------------------------------------------------ */
 
-static void test_fault_rules(void **state)
+TEST(test_fault_rules)
 {
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/data", IO_CREATE),
@@ -434,7 +434,7 @@ static void test_fault_rules(void **state)
     io_close(io);
 }
 
-static void test_lost_and_misdirected_writes(void **state)
+TEST(test_lost_and_misdirected_writes)
 {
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE | IO_DIRECT);
@@ -464,7 +464,7 @@ static void test_lost_and_misdirected_writes(void **state)
     free(in);
 }
 
-static void test_damaged_bits(void **state)
+TEST(test_damaged_bits)
 {
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE);
@@ -491,7 +491,7 @@ static void test_damaged_bits(void **state)
     io_close(io);
 }
 
-static void test_sync_that_fails_and_then_lies(void **state)
+TEST(test_sync_that_fails_and_then_lies)
 {
     for (uint64_t seed = 0; seed < 10; seed++) {
         struct io *io = open_sim(seed);
@@ -518,7 +518,7 @@ static void test_sync_that_fails_and_then_lies(void **state)
     }
 }
 
-static void test_slow(void **state)
+TEST(test_slow)
 {
     struct io *io = open_sim(1);
     add_fault(io,
@@ -530,7 +530,7 @@ static void test_slow(void **state)
     io_close(io);
 }
 
-static void test_capacity(void **state)
+TEST(test_capacity)
 {
     struct io *io;
     struct io_sim_opts opts = {.seed = 1, .capacity_bytes = 10 * SECTOR};
@@ -574,7 +574,7 @@ static void test_capacity(void **state)
 /* ---- Names --------------------------------------------------------------------------------- */
 
 /* io_stat tells folders from files, and one file from another. */
-static void test_stat(void **state)
+TEST(test_stat)
 {
     struct io *io = open_sim(1);
     struct io_stat st, other;
@@ -606,7 +606,7 @@ static void test_stat(void **state)
 
 /* Each operation on a name refuses a name that is missing, is of the wrong kind or leads upwards.
  * It also fails while the disk has no power. */
-static void test_names_that_are_refused(void **state)
+TEST(test_names_that_are_refused)
 {
     struct io *io = open_sim(1);
     struct io_names names = {0};
@@ -662,7 +662,7 @@ static void do_each(struct io *io, struct io_file *f)
 }
 
 /* Without `on`, a fault hits the operations that its kind can harm. */
-static void test_what_a_fault_hits(void **state)
+TEST(test_what_a_fault_hits)
 {
     static const struct {
         enum io_sim_fault_kind kind;
@@ -694,7 +694,7 @@ static void test_what_a_fault_hits(void **state)
 }
 
 /* The first eight codes are counted, each by itself. */
-static void test_failures_count_by_code(void **state)
+TEST(test_failures_count_by_code)
 {
     struct io *io = open_sim(1);
     struct io_file *f = open_file(io, "/f", IO_CREATE);
@@ -729,7 +729,7 @@ static void must_list(struct io *io, const char *path, const char *want)
     io_names_free(&names);
 }
 
-static void test_paths(void **state)
+TEST(test_paths)
 {
     struct io *io = open_sim(1);
     static const char *const folders[] = {"/d", "/dd", "/d/e", "/d/e/"};
@@ -757,7 +757,7 @@ static void test_paths(void **state)
 }
 
 /* If a folder cannot be made or its name cannot be synced, no folder of the path is left. */
-static void test_half_made_folders(void **state)
+TEST(test_half_made_folders)
 {
     static const unsigned on[] = {IO_SIM_ON_DIR_SYNC, IO_SIM_ON_NAME};
     for (uint64_t i = 0; i < 6; i++) {
@@ -778,7 +778,7 @@ static void test_half_made_folders(void **state)
     }
 }
 
-static void test_renames(void **state)
+TEST(test_renames)
 {
     struct io *io = open_sim(1);
     uint64_t before, after, total;
@@ -809,7 +809,7 @@ static void test_renames(void **state)
 }
 
 /* A folder's sync leaves changes in other folders as they are. */
-static void test_a_folder_is_synced_alone(void **state)
+TEST(test_a_folder_is_synced_alone)
 {
     unsigned n_lost = 0;
     for (uint64_t seed = 0; seed < 30; seed++) {
@@ -837,7 +837,7 @@ static void test_a_folder_is_synced_alone(void **state)
     assert_true(n_lost > 5);
 }
 
-static void test_locks(void **state)
+TEST(test_locks)
 {
     struct io *io = open_sim(1);
     struct io_file *w = open_file(io, "/f", IO_CREATE), *r[2];
@@ -868,7 +868,7 @@ static void test_locks(void **state)
 }
 
 /* A file that was cut and grown again reads as zeros behind the cut, and its space is free. */
-static void test_cut_and_grown(void **state)
+TEST(test_cut_and_grown)
 {
     static const uint64_t cuts[] = {0, 1, SECTOR - 1, SECTOR, SECTOR + 1, 2 * SECTOR};
     for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
@@ -897,7 +897,7 @@ static void test_cut_and_grown(void **state)
 }
 
 /* The seed decides random bytes. */
-static void test_random_bytes(void **state)
+TEST(test_random_bytes)
 {
     uint8_t b[3][17] = {{0}};
     for (uint64_t i = 0; i < 3; i++) {
@@ -934,7 +934,7 @@ static void *hammer(void *arg)
     return NULL;
 }
 
-static void test_threads(void **state)
+TEST(test_threads)
 {
     struct io *io = open_sim(1);
     pthread_t t[4];
@@ -946,40 +946,4 @@ static void test_threads(void **state)
     assert_true(io_sim_crashed(io));
     assert_int_equal(io_sim_count(io, IO_SIM_AT_OP), 900);
     io_close(io);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_synced_data_survive),
-        cmocka_unit_test(test_unsynced_sectors_take_every_fate),
-        cmocka_unit_test(test_unsynced_sectors_behind_others),
-        cmocka_unit_test(test_length_needs_sync_too),
-        cmocka_unit_test(test_cuts_and_holes_need_sync_too),
-        cmocka_unit_test(test_names_need_their_own_sync),
-        cmocka_unit_test(test_a_lost_folder_takes_its_files),
-        cmocka_unit_test(test_crash_at),
-        cmocka_unit_test(test_deterministic),
-        cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_crash_with_requests_under_way),
-        cmocka_unit_test(test_fault_rules),
-        cmocka_unit_test(test_lost_and_misdirected_writes),
-        cmocka_unit_test(test_damaged_bits),
-        cmocka_unit_test(test_sync_that_fails_and_then_lies),
-        cmocka_unit_test(test_slow),
-        cmocka_unit_test(test_capacity),
-        cmocka_unit_test(test_stat),
-        cmocka_unit_test(test_names_that_are_refused),
-        cmocka_unit_test(test_what_a_fault_hits),
-        cmocka_unit_test(test_failures_count_by_code),
-        cmocka_unit_test(test_paths),
-        cmocka_unit_test(test_renames),
-        cmocka_unit_test(test_half_made_folders),
-        cmocka_unit_test(test_a_folder_is_synced_alone),
-        cmocka_unit_test(test_locks),
-        cmocka_unit_test(test_cut_and_grown),
-        cmocka_unit_test(test_random_bytes),
-        cmocka_unit_test(test_threads),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

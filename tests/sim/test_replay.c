@@ -28,7 +28,7 @@ static void chats(struct load *l, uint64_t seed, double think_s)
 
 /* The generated conversations have the quantiles that the AttentionStore paper gives for
  * ShareGPT. */
-static void chats_have_the_papers_quantiles(void **state)
+TEST(chats_have_the_papers_quantiles)
 {
     struct load l;
     struct chats_opts o = {
@@ -50,7 +50,7 @@ static void chats_have_the_papers_quantiles(void **state)
 }
 
 /* The first session comes after the time between two sessions, as all others do. */
-static void sessions_come_at_their_rate(void **state)
+TEST(sessions_come_at_their_rate)
 {
     struct load l;
     struct chats_opts o = {
@@ -68,7 +68,7 @@ static void sessions_come_at_their_rate(void **state)
 
 /* No policy has more hits than Belady's, which knows the future. A cache that holds all blocks hits
  * every repetition. */
-static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
+TEST(belady_is_the_best_and_all_fits_is_all_hits)
 {
     struct load l;
     chats(&l, 3, 180);
@@ -84,7 +84,7 @@ static void belady_is_the_best_and_all_fits_is_all_hits(void **state)
     load_free(&l);
 }
 
-static void a_window_helps_those_that_look(void **state)
+TEST(a_window_helps_those_that_look)
 {
     struct load l;
     chats(&l, 4, 180);
@@ -100,7 +100,7 @@ static void a_window_helps_those_that_look(void **state)
 
 /* More sessions wait than fit into the cache. LRU evicts each session's state before its turn. A
  * policy that sees the queue knows which state to keep. */
-static void a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server(void **state)
+TEST(a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server)
 {
     struct load l;
     struct chats_opts o = {
@@ -128,7 +128,7 @@ static void a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server(void **sta
     load_free(&l);
 }
 
-static void prices_give_the_papers_storage_shares(void **state)
+TEST(prices_give_the_papers_storage_shares)
 {
     struct closed_result r = {.decode_s = 3600, .n_jobs = 1};
     struct closed_opts c = {
@@ -141,7 +141,7 @@ static void prices_give_the_papers_storage_shares(void **state)
     assert_true(share > 0.087 && share < 0.093);
 }
 
-static void traces_are_read_and_bad_lines_named(void **state)
+TEST(traces_are_read_and_bad_lines_named)
 {
     static const char mooncake[] =
         "{\"timestamp\":0,\"input_length\":1000,\"output_length\":5,"
@@ -185,7 +185,7 @@ static void traces_are_read_and_bad_lines_named(void **state)
 }
 
 /* After random pins, uses and moves in a cache of two tiers all counts add up. */
-static void two_tiers_add_up(void **state)
+TEST(two_tiers_add_up)
 {
     enum { BLOCKS = 60 };
     for (int p = 0; p < PLACEMENT_BELADY; p++) {
@@ -225,7 +225,7 @@ static void two_tiers_add_up(void **state)
 }
 
 /* Requests are served in the order of their arrival; those of one moment by session, then turn. */
-static void requests_have_an_order(void **state)
+TEST(requests_have_an_order)
 {
     static const struct load_request want[] = {
         {.time_s = 1, .session = 9, .turn = 9}, {.time_s = 2, .session = 1, .turn = 2},
@@ -242,20 +242,4 @@ static void requests_have_an_order(void **state)
         assert_int_equal(got[i].session, want[i].session);
         assert_int_equal(got[i].turn, want[i].turn);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(requests_have_an_order),
-        cmocka_unit_test(chats_have_the_papers_quantiles),
-        cmocka_unit_test(sessions_come_at_their_rate),
-        cmocka_unit_test(belady_is_the_best_and_all_fits_is_all_hits),
-        cmocka_unit_test(a_window_helps_those_that_look),
-        cmocka_unit_test(a_policy_that_sees_the_queue_beats_lru_on_a_loaded_server),
-        cmocka_unit_test(prices_give_the_papers_storage_shares),
-        cmocka_unit_test(traces_are_read_and_bad_lines_named),
-        cmocka_unit_test(two_tiers_add_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

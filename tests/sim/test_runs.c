@@ -51,7 +51,7 @@ static const char agents[] =
     "{\"session\":\"c\",\"t\":1,\"in\":65,\"out\":5,\"stop\":\"tool_use\",\"blocks\":[[0,1]"
     "]}\n";
 
-static void loads_are_the_golden_ones(void **state)
+TEST(loads_are_the_golden_ones)
 {
     struct textbuf b = {0};
     struct load l;
@@ -84,7 +84,7 @@ static void loads_are_the_golden_ones(void **state)
 
 /* A malformed line is refused, with its number and its fault. The bounds of every number are
  * included. */
-static void malformed_lines_are_named(void **state)
+TEST(malformed_lines_are_named)
 {
     static const struct {
         bool is_mooncake;
@@ -152,7 +152,7 @@ static void malformed_lines_are_named(void **state)
 
 /* --- replays ---------------------------------------------------------------------------------- */
 
-static void replays_are_the_golden_ones(void **state)
+TEST(replays_are_the_golden_ones)
 {
     struct textbuf b = {0};
     struct load l;
@@ -189,7 +189,7 @@ static void replays_are_the_golden_ones(void **state)
 
 /* Block `at` of a path costs its tokens, each with the attention to the tokens before it: the
  * figures of LLaMA-13B in replay.c. */
-static void a_block_costs_more_behind_others(void **state)
+TEST(a_block_costs_more_behind_others)
 {
     assert_true(replay_block_s(64, 0) == 64 * (7.06e-5 + 2.2e-9 * 32));
     assert_true(replay_block_s(512, 3) == 512 * (7.06e-5 + 2.2e-9 * 1792));
@@ -281,7 +281,7 @@ static void tell_victims(struct textbuf *b, enum placement_kind p, int n_tiers)
     free(wait);
 }
 
-static void victims_are_the_golden_ones(void **state)
+TEST(victims_are_the_golden_ones)
 {
     struct textbuf b = {0};
     for (int p = 0; p < PLACEMENT_BELADY; p++)
@@ -314,7 +314,7 @@ static void tell_closed(struct textbuf *b, const char *name, const struct load *
                  r.written_bytes, r.wall_s, r.most_sessions, dollars, share);
 }
 
-static void loaded_servers_are_the_golden_ones(void **state)
+TEST(loaded_servers_are_the_golden_ones)
 {
     struct textbuf b = {0};
     struct load l;
@@ -357,17 +357,4 @@ static void loaded_servers_are_the_golden_ones(void **state)
     tell_closed(&b, "sessions over hours", &l, &plain);
     load_free(&l);
     golden_check(&b, "tests/sim/golden/servers.txt");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loads_are_the_golden_ones),
-        cmocka_unit_test(malformed_lines_are_named),
-        cmocka_unit_test(replays_are_the_golden_ones),
-        cmocka_unit_test(a_block_costs_more_behind_others),
-        cmocka_unit_test(victims_are_the_golden_ones),
-        cmocka_unit_test(loaded_servers_are_the_golden_ones),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@ static void assert_row(const struct store_advice *a, uint64_t contexts, uint64_t
 
 /* Two contexts share three chunks and end differently. They count as two contexts, and the bytes of
  * the shared chunks count once. As they get older, they drop out of the rows of shorter times. */
-static void shared_chunks_count_once_and_ends_are_contexts(void **state)
+TEST(shared_chunks_count_once_and_ends_are_contexts)
 {
     struct st_place p;
     static const char *const names[] = {"hour", "day", "week", "30 days", "all time"};
@@ -56,12 +56,4 @@ static void shared_chunks_count_once_and_ends_are_contexts(void **state)
     store_advise(s, now_s, a);
     assert_row(&a[0], 2, st_context_bytes(5));
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shared_chunks_count_once_and_ends_are_contexts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

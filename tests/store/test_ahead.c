@@ -63,7 +63,7 @@ static uint64_t awaited(struct ahead *a)
     return n_bytes;
 }
 
-static void provides_a_given_number_of_bytes_beyond_the_last_used_byte(void **state)
+TEST(provides_a_given_number_of_bytes_beyond_the_last_used_byte)
 {
     struct ahead *a = begin();
     uint8_t *p = must_map(256 * MIB);
@@ -87,7 +87,7 @@ static void provides_a_given_number_of_bytes_beyond_the_last_used_byte(void **st
     mem_unmap(p, 256 * MIB);
 }
 
-static void another_region_begins_anew(void **state)
+TEST(another_region_begins_anew)
 {
     struct ahead *a = begin();
     uint8_t *p = must_map(16 * MIB), *other = must_map(16 * MIB);
@@ -107,7 +107,7 @@ static void another_region_begins_anew(void **state)
 }
 
 /* Providing memory beyond the provided part takes time, in proportion to its bytes. */
-static void missing_memory_has_a_price(void **state)
+TEST(missing_memory_has_a_price)
 {
     struct ahead *a = begin();
     uint8_t *p = must_map(128 * MIB);
@@ -126,7 +126,7 @@ static void missing_memory_has_a_price(void **state)
     mem_unmap(p, 128 * MIB);
 }
 
-static void several_threads_provide_it_at_once(void **state)
+TEST(several_threads_provide_it_at_once)
 {
     uint8_t *p = must_map(33 * MIB);
     ahead_destroy(begin());
@@ -158,7 +158,7 @@ static void count_threads(int *n_all, int *n_idle)
 
 /* Beside other work one thread of the lowest priority provides the memory; at once, one for each
  * processor, at most 8, of the usual priority. */
-static void threads_and_their_priority(void **state)
+TEST(threads_and_their_priority)
 {
     uint8_t *p = must_map(8 * MIB);
     int n_before, n_all, n_idle;
@@ -182,7 +182,7 @@ static void threads_and_their_priority(void **state)
     mem_unmap(p, 8 * MIB);
 }
 
-static void without_a_thread_nothing_happens(void **state)
+TEST(without_a_thread_nothing_happens)
 {
     uint8_t byte = 0;
     ahead_follow(NULL, &byte, 1);
@@ -202,7 +202,7 @@ static const uint8_t *fill(struct store *s)
     return s->media->ops->at(s->media, 0, 0, 0);
 }
 
-static void a_store_in_memory_asks_for_it(void **state)
+TEST(a_store_in_memory_asks_for_it)
 {
     struct st_place p;
     assert_true(st_place_open(&p, "dram", 1));
@@ -221,7 +221,7 @@ static void a_store_in_memory_asks_for_it(void **state)
 }
 
 /* A memory store with a stated capacity has all its memory provided, even beyond 256 MiB. */
-static void a_store_with_a_capacity_gets_all_of_it(void **state)
+TEST(a_store_with_a_capacity_gets_all_of_it)
 {
     struct st_place p;
     if (process_memory_left() < 1024 * MIB)
@@ -245,19 +245,4 @@ static void a_store_with_a_capacity_gets_all_of_it(void **state)
         usleep(1000);
     assert_false(is_provided(first + 400 * MIB));
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(provides_a_given_number_of_bytes_beyond_the_last_used_byte),
-        cmocka_unit_test(another_region_begins_anew),
-        cmocka_unit_test(missing_memory_has_a_price),
-        cmocka_unit_test(several_threads_provide_it_at_once),
-        cmocka_unit_test(threads_and_their_priority),
-        cmocka_unit_test(without_a_thread_nothing_happens),
-        cmocka_unit_test(a_store_in_memory_asks_for_it),
-        cmocka_unit_test(a_store_with_a_capacity_gets_all_of_it),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

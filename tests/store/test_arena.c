@@ -40,7 +40,7 @@ static void await_resident(const struct arena *a, uint64_t at, uint64_t n_bytes)
         sched_yield();
 }
 
-static void a_whole_arena_has_its_memory_from_the_start(void **state)
+TEST(a_whole_arena_has_its_memory_from_the_start)
 {
     uint64_t n_bytes = 0;
     struct arena *a = open_arena(9 * MIB, UINT64_MAX);
@@ -54,7 +54,7 @@ static void a_whole_arena_has_its_memory_from_the_start(void **state)
 
 /* Memory is provided ahead of its use. Only memory that is not provided yet takes time, which
  * arena_price_s returns. */
-static void memory_is_provided_ahead_of_its_use(void **state)
+TEST(memory_is_provided_ahead_of_its_use)
 {
     uint64_t n_bytes;
     struct arena *a = open_arena(32 * MIB, 4 * MIB);
@@ -72,7 +72,7 @@ static void memory_is_provided_ahead_of_its_use(void **state)
     arena_close(a);
 }
 
-static void an_arena_that_is_closed_early_ends_at_once(void **state)
+TEST(an_arena_that_is_closed_early_ends_at_once)
 {
     for (int i = 0; i < 8; i++)
         arena_close(open_arena((uint64_t)64 * MIB, i % 2 == 0 ? UINT64_MAX : MIB));
@@ -90,7 +90,7 @@ static void put(void *arg, void *p, size_t n_bytes)
     mem_unmap(p, n_bytes);
 }
 
-static void memory_of_the_caller_is_left_as_it_is(void **state)
+TEST(memory_of_the_caller_is_left_as_it_is)
 {
     struct arena_opts o = {16 * MIB, UINT64_MAX, {get, put, NULL}};
     struct arena *a = NULL;
@@ -105,7 +105,7 @@ static void memory_of_the_caller_is_left_as_it_is(void **state)
 
 /* The system kills a process that uses more memory than is left. So an arena that is too large is
  * refused. */
-static void more_than_the_system_has_left_is_refused(void **state)
+TEST(more_than_the_system_has_left_is_refused)
 {
     struct arena_opts o = {.ahead_bytes = UINT64_MAX};
     struct arena *a = NULL;
@@ -118,16 +118,4 @@ static void more_than_the_system_has_left_is_refused(void **state)
     o.ahead_bytes = MIB; /* the memory may never be used, so it is not refused */
     assert_int_equal(arena_open(&o, &a, &err), 0);
     arena_close(a);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_whole_arena_has_its_memory_from_the_start),
-        cmocka_unit_test(memory_is_provided_ahead_of_its_use),
-        cmocka_unit_test(an_arena_that_is_closed_early_ends_at_once),
-        cmocka_unit_test(memory_of_the_caller_is_left_as_it_is),
-        cmocka_unit_test(more_than_the_system_has_left_is_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

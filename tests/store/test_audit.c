@@ -63,7 +63,7 @@ static struct chunk_node *node_of(struct store *s, const struct st_ctx *c, int c
     return n;
 }
 
-static void nodes(void **state)
+TEST(nodes)
 {
     struct st_place p;
     struct store_hit hit;
@@ -100,7 +100,7 @@ static void nodes(void **state)
     st_close(s, &p);
 }
 
-static void sums(void **state)
+TEST(sums)
 {
     struct st_place p;
     struct store_hit hit;
@@ -124,7 +124,7 @@ static void sums(void **state)
     st_close(s, &p);
 }
 
-static void space(void **state)
+TEST(space)
 {
     struct st_place p;
     struct store_hit hit;
@@ -153,7 +153,7 @@ static void space(void **state)
 }
 
 /* The tree of parents, guarantees, and times to live. */
-static void links(void **state)
+TEST(links)
 {
     struct st_place p;
     struct store_hit hit;
@@ -221,15 +221,4 @@ static void links(void **state)
     catalog_set_ttl(c, oldest, 0);
     store_release(s, &hit, 1);
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nodes),
-        cmocka_unit_test(sums),
-        cmocka_unit_test(links),
-        cmocka_unit_test(space),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static void flip(struct st_place *p, const char *path, uint64_t at, uint64_t n)
 
 /* One row of each kind in the index (meta.row, extent.row, record.tab), and the fields of a
  * header. */
-static void bits_of_the_structures(void **state)
+TEST(bits_of_the_structures)
 {
     static const char index[] = "/st/d0/index.db", segment[] = "/st/d0/seg-000000.hc";
     struct st_place p;
@@ -61,7 +61,7 @@ static void bits_of_the_structures(void **state)
 
 /* The row of a place that still has to be wiped. The erased chunks may come back, but not with
  * wrong bytes; other chunks are not affected. */
-static void bits_of_a_wipe(void **state)
+TEST(bits_of_a_wipe)
 {
     struct st_place p;
     damage_place(&p);
@@ -71,11 +71,7 @@ static void bits_of_a_wipe(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bits_of_the_structures),
-        cmocka_unit_test(bits_of_a_wipe),
-    };
-    int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_bad = unit_run(NULL, NULL);
     const struct damage_line lines[] = {
         {"bits flipped in metadata", damage_counts.n_meta_bits},
         {"wrong bytes served", damage_counts.n_wrong}};

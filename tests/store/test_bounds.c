@@ -116,7 +116,7 @@ static struct io *with_header(const struct st_place *p, enum header_change what,
 
 /* The index knows the place of an extent but has lost the extent's table. The header at that place
  * belongs to another extent. */
-static void header_is_not_the_rows(void **state)
+TEST(header_is_not_the_rows)
 {
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
@@ -145,7 +145,7 @@ static void header_is_not_the_rows(void **state)
 
 /* The index is lost. A header that cannot belong to its place is skipped, and all records that are
  * found are right. */
-static void headers_are_not_believed_blindly(void **state)
+TEST(headers_are_not_believed_blindly)
 {
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
@@ -168,7 +168,7 @@ static void headers_are_not_believed_blindly(void **state)
 
 /* Two extents have the same id. The store takes one of them, and every byte that it serves is
  * right. */
-static void one_id_twice(void **state)
+TEST(one_id_twice)
 {
     struct st_place p;
     struct chunk_header *h = xmalloc(sizeof *h);
@@ -233,7 +233,7 @@ static uint64_t row_of(struct io *io, const struct sha256 *key)
 }
 
 /* Rows with impossible values: the index is rebuilt from the headers, and no record is lost. */
-static void rows_out_of_range(void **state)
+TEST(rows_out_of_range)
 {
     static const struct field fields[] = {
         {8, 8, 0},           {8, 8, UINT64_MAX},                              /* id */
@@ -277,7 +277,7 @@ static void saves_more(const struct st_place *p, struct io *io)
 
 /* The index's description of itself: if it is that of another store, opening is refused; if it is
  * inconsistent, the index is rebuilt. */
-static void description_out_of_range(void **state)
+TEST(description_out_of_range)
 {
     static const struct {
         struct field field;
@@ -320,7 +320,7 @@ static void description_out_of_range(void **state)
 }
 
 /* An impossible place to wipe: the index is rebuilt and no stored chunk is wiped. */
-static void wipes_out_of_range(void **state)
+TEST(wipes_out_of_range)
 {
     static const struct field fields[] = {
         {16, 8, 0},          {16, 8, 1},          {16, 8, UINT64_MAX - 4095}, /* offset */
@@ -351,7 +351,7 @@ static void superblock_put(uint8_t bytes[SUPERBLOCK_FILE_BYTES], const struct fi
     }
 }
 
-static void superblock_out_of_range(void **state)
+TEST(superblock_out_of_range)
 {
     static const struct {
         struct field field;
@@ -383,7 +383,7 @@ static void superblock_out_of_range(void **state)
 }
 
 /* The directories of one store disagree on the size of segments. */
-static void superblocks_disagree(void **state)
+TEST(superblocks_disagree)
 {
     struct st_place p;
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
@@ -412,7 +412,7 @@ static void refused(const struct store_opts *opts, const char *text)
     assert_null(s);
 }
 
-static void options_out_of_range(void **state)
+TEST(options_out_of_range)
 {
     struct st_place p;
     assert_true(st_place_open(&p, "sim", 1));
@@ -432,7 +432,7 @@ static void options_out_of_range(void **state)
     st_place_close(&p);
 }
 
-static void chunks_out_of_range(void **state)
+TEST(chunks_out_of_range)
 {
     struct st_place p;
     struct err err = {0};
@@ -465,21 +465,4 @@ static void chunks_out_of_range(void **state)
     store_stats(s, &stats);
     assert_int_equal(stats.n_chunks, 1);
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(header_is_not_the_rows),
-        cmocka_unit_test(headers_are_not_believed_blindly),
-        cmocka_unit_test(one_id_twice),
-        cmocka_unit_test(rows_out_of_range),
-        cmocka_unit_test(description_out_of_range),
-        cmocka_unit_test(wipes_out_of_range),
-        cmocka_unit_test(superblock_out_of_range),
-        cmocka_unit_test(superblocks_disagree),
-        cmocka_unit_test(options_out_of_range),
-        cmocka_unit_test(chunks_out_of_range),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -72,7 +72,7 @@ static uint64_t first_seed(void)
 
 /* Cuts lives off at each of their syncs. A third of the recoveries are cut off, too, up to three
  * times in a row. */
-static void every_barrier(void **state)
+TEST(every_barrier)
 {
     uint64_t end = all.n_images + budget(40);
     for (uint64_t seed = first_seed(); all.n_images < end; seed++) {
@@ -95,7 +95,7 @@ static void every_barrier(void **state)
 }
 
 /* Cuts lives off at any operation. */
-static void any_operation(void **state)
+TEST(any_operation)
 {
     uint64_t end = all.n_images + budget(20);
     for (uint64_t seed = first_seed() + 1000000; all.n_images < end; seed++) {
@@ -113,7 +113,7 @@ static void any_operation(void **state)
 }
 
 /* The disk reports failures of every kind and then loses power. */
-static void honest_faults(void **state)
+TEST(honest_faults)
 {
     uint64_t end = all.n_images + budget(20);
     for (uint64_t seed = first_seed() + 2000000; all.n_images < end; seed++) {
@@ -131,7 +131,7 @@ static void honest_faults(void **state)
 }
 
 /* The disk lies. The only promise left is that no wrong byte is served. */
-static void lies(void **state)
+TEST(lies)
 {
     uint64_t end = all.n_images + budget(10);
     for (uint64_t seed = first_seed() + 3000000; all.n_images < end; seed++) {
@@ -147,7 +147,7 @@ static void lies(void **state)
 }
 
 /* The index or a segment is lost with the power; the rebuild is cut off too. */
-static void parts_lost(void **state)
+TEST(parts_lost)
 {
     uint64_t end = all.n_images + budget(10);
     for (uint64_t seed = first_seed() + 4000000; all.n_images < end; seed++) {
@@ -185,7 +185,7 @@ static void counts_print(FILE *f)
 }
 
 /* Each kind of fault has happened, and the table has its count. */
-static void counted(void **state)
+TEST(counted)
 {
     const char *path = getenv("HCACHE_CAMPAIGN_OUT");
     FILE *f = path != NULL && *path != 0 ? fopen(path, "w") : stdout;
@@ -201,14 +201,4 @@ static void counted(void **state)
     assert_true(all.n_replaced > 0 && all.n_dropped > 0);
     assert_true(all.n_promoted > 0 && all.n_dram > all.n_promoted);
     assert_int_equal(all.n_lost + all.n_wrong, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_barrier), cmocka_unit_test(any_operation),
-        cmocka_unit_test(honest_faults), cmocka_unit_test(lies),
-        cmocka_unit_test(parts_lost),    cmocka_unit_test(counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ static bool same(const struct sha256 *a, const struct sha256 *b)
 
 /* Extending a context by one token, by a chunk, or all at once gives the same keys. Only full
  * chunks get a key. */
-static void extends_in_any_steps(void **state)
+TEST(extends_in_any_steps)
 {
     static const int steps[] = {1, 7, 63, 64, 65, 128, N};
     int32_t t[N];
@@ -57,7 +57,7 @@ static void extends_in_any_steps(void **state)
     chain_deinit(&all);
 }
 
-static void edges(void **state)
+TEST(edges)
 {
     int32_t t[N];
     make_tokens(t);
@@ -71,7 +71,7 @@ static void edges(void **state)
 }
 
 /* A chunk's key depends on all tokens before it. */
-static void depends_on_the_past(void **state)
+TEST(depends_on_the_past)
 {
     int32_t t[N], u[N];
     make_tokens(t);
@@ -88,7 +88,7 @@ static void depends_on_the_past(void **state)
     chain_deinit(&b);
 }
 
-static void salts_and_models_keep_apart(void **state)
+TEST(salts_and_models_keep_apart)
 {
     int32_t t[N];
     make_tokens(t);
@@ -123,7 +123,7 @@ static struct chain long_chain(const struct truncation *t)
 }
 
 /* The chunks of the first stair keep their keys; all others differ between truncations. */
-static void a_truncation_renames_what_it_changes(void **state)
+TEST(a_truncation_renames_what_it_changes)
 {
     struct chain none = long_chain(&(struct truncation){0});
     struct chain c[] = {long_chain(&(struct truncation){256, 64, 64}),
@@ -153,7 +153,7 @@ static void a_truncation_renames_what_it_changes(void **state)
 }
 
 /* Equal tokens in view have different keys if the dropped tokens or the cut differ. */
-static void a_view_names_what_it_dropped(void **state)
+TEST(a_view_names_what_it_dropped)
 {
     struct truncation t = {256, 64, 64};
     struct chain c = long_chain(&t), none = long_chain(&(struct truncation){0});
@@ -174,17 +174,4 @@ static void a_view_names_what_it_dropped(void **state)
     assert_false(same(&other, &r2));
     chain_deinit(&c);
     chain_deinit(&none);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(extends_in_any_steps),
-        cmocka_unit_test(edges),
-        cmocka_unit_test(depends_on_the_past),
-        cmocka_unit_test(salts_and_models_keep_apart),
-        cmocka_unit_test(a_truncation_renames_what_it_changes),
-        cmocka_unit_test(a_view_names_what_it_dropped),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,7 @@ time_t time(time_t *out)
 static const int64_t jumps[] = {-YEAR_S, 10 * YEAR_S, 0, -50 * YEAR_S};
 enum { JUMPS = sizeof jumps / sizeof jumps[0] };
 
-static void the_clock_itself(void **state)
+TEST(the_clock_itself)
 {
     int64_t before_s = clock_wall_s(), before_ns = clock_now_ns();
     for (int i = 0; i < JUMPS; i++) {
@@ -65,7 +65,7 @@ static int found(struct store *s, const struct st_ctx *c)
 
 /* The clock is set before each save and use of a context.  The least recently used context is
  * evicted, not the one with the oldest date. */
-static void eviction_follows_use(void **state)
+TEST(eviction_follows_use)
 {
     struct st_place p;
     struct err err = {0};
@@ -118,7 +118,7 @@ static int check_date(void *arg, const struct store_entry *e)
     return 0;
 }
 
-static void pins_and_dates_stay(void **state)
+TEST(pins_and_dates_stay)
 {
     struct st_place p;
     struct err err = {0};
@@ -147,7 +147,7 @@ static void pins_and_dates_stay(void **state)
 
 /* Idle chunks are removed, also if the time has passed while no store was open. A pin keeps all
  * chunks up to the pinned one. The idle time of a chunk begins at its last use. */
-static void idle_chunks_go(void **state)
+TEST(idle_chunks_go)
 {
     struct st_place p;
     struct err err = {0};
@@ -189,7 +189,7 @@ static void idle_chunks_go(void **state)
 
 /* While a guarantee lasts, a cap below its bytes is refused. When it has ended, also while no store
  * was open, its chunks make room for that cap. */
-static void an_ended_guarantee_holds_nothing(void **state)
+TEST(an_ended_guarantee_holds_nothing)
 {
     enum { N = 4, HOUR_S = 3600 };
     struct st_place p;
@@ -212,16 +212,4 @@ static void an_ended_guarantee_holds_nothing(void **state)
     assert_true(store_audit(s));
     st_close(s, &p);
     passed_s = 0;
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_clock_itself),
-        cmocka_unit_test(eviction_follows_use),
-        cmocka_unit_test(idle_chunks_go),
-        cmocka_unit_test(pins_and_dates_stay),
-        cmocka_unit_test(an_ended_guarantee_holds_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

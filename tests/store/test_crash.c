@@ -53,7 +53,7 @@ static void images(struct tally *t, uint64_t max_images)
 }
 
 /* Cuts a short life off at every operation. */
-static void every_operation(void **state)
+TEST(every_operation)
 {
     struct crash_opts opts = {.seed = 4242};
     struct crash_result whole, r;
@@ -79,28 +79,17 @@ static void is_caught(enum store_bug which, const char *name)
     assert_true(t.n_violations > 0);
 }
 
-static void missing_sync_is_caught(void **state)
+TEST(missing_sync_is_caught)
 {
     is_caught(STORE_BUG_NO_SYNC, "a sync left out");
 }
 
-static void index_first_is_caught(void **state)
+TEST(index_first_is_caught)
 {
     is_caught(STORE_BUG_INDEX_FIRST, "the index committed before its data");
 }
 
-static void early_reuse_is_caught(void **state)
+TEST(early_reuse_is_caught)
 {
     is_caught(STORE_BUG_EARLY_REUSE, "space reused before it is free");
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_operation),
-        cmocka_unit_test(missing_sync_is_caught),
-        cmocka_unit_test(index_first_is_caught),
-        cmocka_unit_test(early_reuse_is_caught),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,7 +50,7 @@ static void flip_metadata(const struct st_place *p, const char *path)
 /* The disk of the test that runs. */
 static struct st_place place;
 
-static void metadata_flips(void **state)
+TEST(metadata_flips)
 {
     damage_place(&place);
     flip_metadata(&place, "/st/d0/superblock");
@@ -59,7 +59,7 @@ static void metadata_flips(void **state)
 }
 
 /* Flips in the WAL that a crash left may hide commits, but never bring wrong data. */
-static void wal_flips(void **state)
+TEST(wal_flips)
 {
     struct err err = {0};
     struct rng r = {78};
@@ -118,7 +118,7 @@ static uint64_t flip_data(const struct st_place *p, uint64_t n, uint64_t *n_refu
     return n_wrong;
 }
 
-static void data_flips(void **state)
+TEST(data_flips)
 {
     uint64_t n_refused = 0, n = 2 * n_flips();
     damage_place(&place);
@@ -146,7 +146,7 @@ static void report(void *arg, const char *what)
     n_reports++;
 }
 
-static void verify_finds_flips(void **state)
+TEST(verify_finds_flips)
 {
     struct rng r = {80};
     damage_place(&place);
@@ -183,7 +183,7 @@ static struct io_file *file_of(struct io *io, const char *path)
 }
 
 /* Truncates every file at each block. */
-static void truncations(void **state)
+TEST(truncations)
 {
     static const char *const paths[] = {"/st/d0/index.db", "/st/d0/seg-000000.hc",
                                         "/st/d1/seg-000000.hc"};
@@ -233,7 +233,7 @@ static struct damage_seen swapped(const struct st_place *p, uint64_t a_at, uint6
 }
 
 /* Swaps records within an extent, and any two blocks of the file. */
-static void swaps(void **state)
+TEST(swaps)
 {
     struct st_place p;
     damage_place(&p);
@@ -246,7 +246,7 @@ static void swaps(void **state)
 }
 
 /* A device reports success and writes nothing, or writes to another place. */
-static void lost_and_misdirected_writes(void **state)
+TEST(lost_and_misdirected_writes)
 {
     uint64_t n_hits = 0;
     int n_corrupt = 0;
@@ -277,7 +277,7 @@ static void lost_and_misdirected_writes(void **state)
 
 /* A read returns one wrong bit, once. The record is refused. When the chunk is appended again, it
  * is right. */
-static void read_flips(void **state)
+TEST(read_flips)
 {
     struct st_result r;
     struct err err = {0};
@@ -303,15 +303,9 @@ static void read_flips(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(metadata_flips), cmocka_unit_test(wal_flips),
-        cmocka_unit_test(data_flips),     cmocka_unit_test(verify_finds_flips),
-        cmocka_unit_test(truncations),    cmocka_unit_test(swaps),
-        cmocka_unit_test(read_flips),     cmocka_unit_test(lost_and_misdirected_writes),
-    };
-    int n_bad = cmocka_run_group_tests(tests, NULL, NULL);
+    int n_bad = unit_run(NULL, NULL);
     st_place_key = st_key;
-    n_bad += cmocka_run_group_tests_name("encrypted", tests, NULL, NULL);
+    n_bad += unit_run(NULL, NULL);
     const struct damage_line lines[] = {
         {"bits flipped in metadata", damage_counts.n_meta_bits},
         {"bits flipped in data", n_data_bits},

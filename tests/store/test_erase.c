@@ -81,12 +81,12 @@ static void nothing_remains(const char *kind, int n_dirs)
     st_place_close(&place);
 }
 
-static void erased_in_dram(void **state)
+TEST(erased_in_dram)
 {
     nothing_remains("dram", 1);
 }
 
-static void erased_in_files(void **state)
+TEST(erased_in_files)
 {
     nothing_remains("pread", 1);
     nothing_remains("pread", 3);
@@ -94,7 +94,7 @@ static void erased_in_files(void **state)
 }
 
 /* Erasing also wipes older copies of a chunk that was evicted and saved again. */
-static void older_copies(void **state)
+TEST(older_copies)
 {
     struct err err = {0};
     struct store_erased e;
@@ -213,7 +213,7 @@ static void erase_turns(struct store *s, const struct st_ctx *c)
 
 /* The superseded ends of a conversation are erased with the conversation, both in the process that
  * wrote them and in a later process. */
-static void superseded_ends(void **state)
+TEST(superseded_ends)
 {
     for (int reopened = 0; reopened < 2; reopened++) {
         assert_true(st_place_open(&place, "pread", 2));
@@ -233,7 +233,7 @@ static void superseded_ends(void **state)
 }
 
 /* A process was killed before it committed: its chunks lie in free space, unknown to the index. */
-static void never_committed(void **state)
+TEST(never_committed)
 {
     struct err err = {0};
     assert_true(st_place_open(&place, "pread", 1));
@@ -284,7 +284,7 @@ static bool turns_cut_off_at(uint64_t n)
     return crashed;
 }
 
-static void power_fails_with_ends(void **state)
+TEST(power_fails_with_ends)
 {
     uint64_t n = 1;
     while (turns_cut_off_at(n))
@@ -293,7 +293,7 @@ static void power_fails_with_ends(void **state)
 }
 
 /* An evicted chunk lies between two that stay, so the file cannot be cut there: gc wipes it. */
-static void evicted_in_the_middle(void **state)
+TEST(evicted_in_the_middle)
 {
     struct err err = {0};
     struct store_stats st;
@@ -325,7 +325,7 @@ static void evicted_in_the_middle(void **state)
 
 /* A chunk that is being read stays readable for its reader and is absent for everyone else. The
  * release by its last reader removes it. */
-static void in_use(void **state)
+TEST(in_use)
 {
     struct err err = {0};
     struct store_erased e;
@@ -363,7 +363,7 @@ static void in_use(void **state)
 
 /* Held hits stand until one of their chunks is erased or found damaged. Erasing the chunks after
  * them changes nothing. */
-static void hits_stand_until_their_chunks_are_gone(void **state)
+TEST(hits_stand_until_their_chunks_are_gone)
 {
     for (int how = 0; how < 3; how++) {
         struct err err = {0};
@@ -392,7 +392,7 @@ static void hits_stand_until_their_chunks_are_gone(void **state)
 }
 
 /* Erases all chunks of an owner: two contexts in use share chunks, and a third is not in use. */
-static void an_owner_with_branches_in_use(void **state)
+TEST(an_owner_with_branches_in_use)
 {
     static const struct st_ctx lone = {.base = 7, .own = 7, .branch = N};
     const struct st_ctx *used[] = {&ours, &theirs};
@@ -431,7 +431,7 @@ static void an_owner_with_branches_in_use(void **state)
 
 /* A chunk may be appended after the owner's chunks were listed. The erasure of the others goes
  * on. */
-static void appended_while_an_owner_is_erased(void **state)
+TEST(appended_while_an_owner_is_erased)
 {
     struct err err = {0};
     struct store_erased e = {0};
@@ -455,7 +455,7 @@ static void appended_while_an_owner_is_erased(void **state)
 /* All chunks are erased while they are in use, and one in the middle is found damaged meanwhile.
  * The damaged chunk has no records left when the chunks after it are removed. The chunks before it
  * must still be erased. */
-static void damaged_while_doomed(void **state)
+TEST(damaged_while_doomed)
 {
     enum { N_KEYS = 4 };
     static const int order[][N_KEYS] = {
@@ -490,7 +490,7 @@ static void damaged_while_doomed(void **state)
         }
 }
 
-static void pending_too(void **state)
+TEST(pending_too)
 {
     struct err err = {0};
     struct store_erased e;
@@ -547,7 +547,7 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
     return crashed;
 }
 
-static void power_fails(void **state)
+TEST(power_fails)
 {
     uint64_t n = 1, n_images = 0;
     while (cut_off_at(n, n))
@@ -562,7 +562,7 @@ static void power_fails(void **state)
 
 /* A device that cannot wipe: the erase reports an error, the chunks are absent all the same, and
  * the next open wipes them. */
-static void wipe_fails(void **state)
+TEST(wipe_fails)
 {
     struct err err = {0};
     struct store_erased e;
@@ -589,7 +589,7 @@ static void wipe_fails(void **state)
 
 /* The marker is durable before the chunks are taken away, and an erasure that cannot remove it has
  * not ended. On a full disk an erasure does without it. */
-static void the_marker(void **state)
+TEST(the_marker)
 {
     static const struct {
         struct io_sim_fault fault;
@@ -705,7 +705,7 @@ static void continuing(const char *kind, int n_full, bool with_others)
     st_close(s, &place);
 }
 
-static void what_continues_an_erased_text(void **state)
+TEST(what_continues_an_erased_text)
 {
     static const char *const kinds[] = {"pread", "dram"};
     for (int i = 0; i < 2; i++) {
@@ -717,7 +717,7 @@ static void what_continues_an_erased_text(void **state)
 }
 
 /* The end of a text of less than a chunk is stored itself, and another chunk begins with it. */
-static void what_continues_a_short_text_that_is_stored(void **state)
+TEST(what_continues_a_short_text_that_is_stored)
 {
     struct err err = {0};
     struct sha256 text;
@@ -741,7 +741,7 @@ static void note_erased(void *arg, const struct sha256 *keys, int n)
 }
 
 /* An erasure tells the erased chunks, children before parents; without a listener it tells none. */
-static void an_erasure_tells_its_chunks(void **state)
+TEST(an_erasure_tells_its_chunks)
 {
     struct store_erased e;
     struct sha256 keys[N], got[N] = {{{0}}}, none = {{0}};
@@ -759,30 +759,4 @@ static void an_erasure_tells_its_chunks(void **state)
     erase_all(s, &theirs, &e);
     assert_memory_equal(&got[0], &none, sizeof none);
     st_close(s, &place);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_erasure_tells_its_chunks),
-        cmocka_unit_test(erased_in_dram),
-        cmocka_unit_test(erased_in_files),
-        cmocka_unit_test(older_copies),
-        cmocka_unit_test(evicted_in_the_middle),
-        cmocka_unit_test(in_use),
-        cmocka_unit_test(hits_stand_until_their_chunks_are_gone),
-        cmocka_unit_test(an_owner_with_branches_in_use),
-        cmocka_unit_test(appended_while_an_owner_is_erased),
-        cmocka_unit_test(pending_too),
-        cmocka_unit_test(power_fails),
-        cmocka_unit_test(wipe_fails),
-        cmocka_unit_test(the_marker),
-        cmocka_unit_test(damaged_while_doomed),
-        cmocka_unit_test(superseded_ends),
-        cmocka_unit_test(never_committed),
-        cmocka_unit_test(power_fails_with_ends),
-        cmocka_unit_test(what_continues_an_erased_text),
-        cmocka_unit_test(what_continues_a_short_text_that_is_stored),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,7 +83,7 @@ static bool is_stored(struct store *s, const struct st_ctx *c, int chunk)
 /* The disk of the test that runs. */
 static struct st_place place;
 
-static void chunks_and_what_follows(void **state)
+TEST(chunks_and_what_follows)
 {
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
@@ -109,7 +109,7 @@ static void chunks_and_what_follows(void **state)
 /* At the first chunk of a truncated context's next stair, the chunk before it (`follows`) is not
  * its parent: the parent is a key of the stair. Erasing the chunk before it refuses the new chunk,
  * too. */
-static void the_next_stair(void **state)
+TEST(the_next_stair)
 {
     struct store *s = open_kind(&place, "dram");
     struct sha256 keys[N];
@@ -128,7 +128,7 @@ static void the_next_stair(void **state)
 }
 
 /* An erasure leaves chunks that other contexts continue, and requests of these contexts go on. */
-static void kept_chunks(void **state)
+TEST(kept_chunks)
 {
     struct store *s = open_kind(&place, "sim");
     st_must_save(s, &ours, 4);
@@ -141,7 +141,7 @@ static void kept_chunks(void **state)
     close_all(&place, s);
 }
 
-static void an_owner(void **state)
+TEST(an_owner)
 {
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
@@ -182,7 +182,7 @@ static const void *make_and_erase(void *s, const struct store_record *r)
 
 /* The first chunk of the next stair is being written when the chunk before it is erased. That chunk
  * is not its parent, and its own key is not erased. */
-static void the_next_stair_while_it_is_written(void **state)
+TEST(the_next_stair_while_it_is_written)
 {
     for (int k = 0; k < KINDS; k++) {
         struct store *s = open_kind(&place, kinds[k]);
@@ -229,7 +229,7 @@ static void erase_text(struct store *s)
     assert_int_equal(store_erase(s, keys, 3, &e, NULL), 0);
 }
 
-static void while_it_is_written(void **state)
+TEST(while_it_is_written)
 {
     static void (*const erasures[])(struct store *) = {erase_chunks, erase_ours,
                                                        erase_text};
@@ -265,7 +265,7 @@ static void while_it_is_written(void **state)
 }
 
 /* The erasure's own settling wipes a chunk that was being written; no later save is needed. */
-static void wiped_without_another_save(void **state)
+TEST(wiped_without_another_save)
 {
     struct store *s = open_kind(&place, "sim");
     uint64_t before = store_epoch(s);
@@ -282,7 +282,7 @@ static void wiped_without_another_save(void **state)
 
 /* A damaged chunk keeps its bytes while a request uses it. If it is erased meanwhile, these bytes
  * are wiped when the request lets it go. */
-static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
+TEST(a_damaged_chunk_in_use_is_wiped_at_its_release)
 {
     struct store *s = open_kind(&place, "sim");
     struct sha256 key[1];
@@ -306,7 +306,7 @@ static void a_damaged_chunk_in_use_is_wiped_at_its_release(void **state)
 
 /* A chunk that contains a whole erased text is refused. A chunk with only a part of the text, which
  * other contexts share, is not refused. */
-static void a_text_inside_a_chunk(void **state)
+TEST(a_text_inside_a_chunk)
 {
     struct sha256 keys[3];
     struct store_erased e;
@@ -323,7 +323,7 @@ static void a_text_inside_a_chunk(void **state)
 }
 
 /* The caller erases the chunks whose keys it knows, so they stay here. */
-static void known_chunks_are_left_to_the_caller(void **state)
+TEST(known_chunks_are_left_to_the_caller)
 {
     struct err err = {0};
     struct store_erased e;
@@ -347,7 +347,7 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 }
 
 /* If the chunks cannot be read, the erasure fails instead of leaving them in silence. */
-static void without_memory_nothing_counts_as_erased(void **state)
+TEST(without_memory_nothing_counts_as_erased)
 {
     struct err err = {0};
     struct store_erased e;
@@ -369,7 +369,7 @@ static void without_memory_nothing_counts_as_erased(void **state)
 
 /* The store keeps the marks of a limited number of erasures. Once it has dropped a mark, it refuses
  * every chunk of requests that began before that erasure. It stores chunks of later requests. */
-static void more_marks_than_are_kept(void **state)
+TEST(more_marks_than_are_kept)
 {
     struct st_place p;
     struct store *s = open_kind(&p, "dram");
@@ -390,23 +390,4 @@ static void more_marks_than_are_kept(void **state)
     assert_int_equal(append_since(s, between, &lone, 1), 0);
     free(keys);
     close_all(&p, s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks_and_what_follows),
-        cmocka_unit_test(the_next_stair),
-        cmocka_unit_test(kept_chunks),
-        cmocka_unit_test(an_owner),
-        cmocka_unit_test(while_it_is_written),
-        cmocka_unit_test(the_next_stair_while_it_is_written),
-        cmocka_unit_test(wiped_without_another_save),
-        cmocka_unit_test(a_damaged_chunk_in_use_is_wiped_at_its_release),
-        cmocka_unit_test(a_text_inside_a_chunk),
-        cmocka_unit_test(known_chunks_are_left_to_the_caller),
-        cmocka_unit_test(without_memory_nothing_counts_as_erased),
-        cmocka_unit_test(more_marks_than_are_kept),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

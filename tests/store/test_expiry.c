@@ -44,7 +44,7 @@ static void drain(struct expiry *x)
     expect_heap(x);
 }
 
-static void entries_come_in_the_order_of_their_times(void **state)
+TEST(entries_come_in_the_order_of_their_times)
 {
     for (uint64_t seed = 1; seed <= 20; seed++) {
         struct expiry x = {0};
@@ -65,12 +65,4 @@ static void entries_come_in_the_order_of_their_times(void **state)
         expiry_deinit(&x);
         assert_null(expiry_first(&x));
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(entries_come_in_the_order_of_their_times),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

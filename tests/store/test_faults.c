@@ -142,38 +142,29 @@ static void walk(const struct walk *w)
     }
 }
 
-static void reads(void **state)
+TEST(reads)
 {
     walk(&(struct walk){.on = IO_SIM_ON_READ, .code = -EIO});
 }
 
-static void writes(void **state)
+TEST(writes)
 {
     walk(&(struct walk){.on = IO_SIM_ON_WRITE, .code = -EIO});
     walk(&(struct walk){.on = IO_SIM_ON_WRITE | IO_SIM_ON_SPACE, .code = -ENOSPC});
 }
 
-static void syncs(void **state)
+TEST(syncs)
 {
     walk(&(struct walk){.on = IO_SIM_ON_SYNC | IO_SIM_ON_DIR_SYNC, .code = -EIO});
 }
 
-static void names(void **state)
+TEST(names)
 {
     walk(&(struct walk){.on = IO_SIM_ON_OPEN | IO_SIM_ON_NAME, .code = -EACCES});
     walk(&(struct walk){.on = IO_SIM_ON_SPACE, .code = -EOPNOTSUPP});
 }
 
-static void rebuilding(void **state)
+TEST(rebuilding)
 {
     walk(&(struct walk){.on = IO_SIM_ON_ALL, .code = -EIO, .loses_index = true});
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads), cmocka_unit_test(writes),     cmocka_unit_test(syncs),
-        cmocka_unit_test(names), cmocka_unit_test(rebuilding),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

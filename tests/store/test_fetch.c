@@ -84,7 +84,7 @@ static enum store_fetch steps(struct bench *b, int n)
     return did;
 }
 
-static void the_limit_begins_with_the_request(void **state)
+TEST(the_limit_begins_with_the_request)
 {
     struct bench b;
     bench_open(&b, &st_small);
@@ -112,7 +112,7 @@ static void the_limit_begins_with_the_request(void **state)
 }
 
 /* The limit begins anew for each chunk, however late the previous chunk came. */
-static void an_answer_begins_the_limit_anew(void **state)
+TEST(an_answer_begins_the_limit_anew)
 {
     struct bench b;
     struct store_stats st;
@@ -150,7 +150,7 @@ static void an_answer_begins_the_limit_anew(void **state)
 
 /* The first pieces of a chunk come late, but within the limit. From then on the later pieces have
  * the whole limit. */
-static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
+TEST(each_answer_of_a_chunk_begins_the_limit_anew)
 {
     enum { AT_ONCE = 4, PIECES = 6 };
     struct bench b;
@@ -174,14 +174,4 @@ static void each_answer_of_a_chunk_begins_the_limit_anew(void **state)
         steps(&b, 1);
     assert_int_equal(n_failures(&b), 1);
     bench_close(&b);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_limit_begins_with_the_request),
-        cmocka_unit_test(an_answer_begins_the_limit_anew),
-        cmocka_unit_test(each_answer_of_a_chunk_begins_the_limit_anew),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -44,7 +44,7 @@ static void churn(struct store *s, uint64_t cap)
 /* The disk of the test that runs. */
 static struct st_place place;
 
-static void the_cap_bounds_the_files(void **state)
+TEST(the_cap_bounds_the_files)
 {
     for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
         struct store_stats st;
@@ -62,7 +62,7 @@ static void the_cap_bounds_the_files(void **state)
 }
 
 /* Files that grew under an earlier build or without a cap are cut when the store is opened. */
-static void a_lower_cap_cuts_files(void **state)
+TEST(a_lower_cap_cuts_files)
 {
     struct err err = {0};
     assert_true(st_place_open(&place, "pread", 1));
@@ -85,7 +85,7 @@ static void a_lower_cap_cuts_files(void **state)
     st_close(s, &place);
 }
 
-static void removed_under_way(void **state)
+TEST(removed_under_way)
 {
     static const struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     for (int how = 0; how < 3; how++) {
@@ -138,7 +138,7 @@ static int n_chunks_beside(const struct st_place *p, const struct st_ctx *c, int
 
 /* A second process opens the store for reading. It reads what is committed, while the first writes
  * and folds the index's log, and it changes nothing. */
-static void read_beside_a_writer(void **state)
+TEST(read_beside_a_writer)
 {
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
@@ -164,7 +164,7 @@ static void read_beside_a_writer(void **state)
 }
 
 /* An index of several MiB is copied in parts, and so is its log. */
-static void read_beside_a_large_index(void **state)
+TEST(read_beside_a_large_index)
 {
     enum { CONTEXTS = 160, CHUNKS = 60, MIB = 1 << 20 };
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
@@ -204,7 +204,7 @@ static void read_beside_a_large_index(void **state)
 }
 
 /* The message for a store in use names the process that uses it. */
-static void the_holder_is_named(void **state)
+TEST(the_holder_is_named)
 {
     struct store *s = NULL;
     struct err err = {0};
@@ -306,7 +306,7 @@ static uint64_t size_of(const struct st_place *p, struct media *m, int device,
 
 /* A file grows by a quarter of its length beyond the written bytes, by a step at most, and not
  * beyond the length of a segment. */
-static void files_grow_in_steps(void **state)
+TEST(files_grow_in_steps)
 {
     static const struct {
         uint64_t end_kib, size_kib;
@@ -324,7 +324,7 @@ static void files_grow_in_steps(void **state)
 }
 
 /* The files of all folders together stay within their bound. */
-static void files_stay_within_their_bound(void **state)
+TEST(files_stay_within_their_bound)
 {
     struct err err = {0};
     enum { KIB = 1024 };
@@ -367,7 +367,7 @@ static void leave(const struct st_place *p, uint64_t free_bytes)
 }
 
 /* The index's device keeps a sixteenth of a small disk free, the others nothing. */
-static void files_leave_room_for_the_index(void **state)
+TEST(files_leave_room_for_the_index)
 {
     static const struct {
         uint64_t free_bytes;
@@ -397,7 +397,7 @@ static void files_leave_room_for_the_index(void **state)
 }
 
 /* A file system that cannot reserve space, or has none for a whole step. */
-static void files_that_cannot_be_reserved(void **state)
+TEST(files_that_cannot_be_reserved)
 {
     static const struct {
         int fault;
@@ -434,7 +434,7 @@ static uint64_t n_synced(const struct st_place *p, struct media *m)
     return io_sim_count(p->io, IO_SIM_AT_BARRIER) - before;
 }
 
-static void what_has_changed_is_synced_once(void **state)
+TEST(what_has_changed_is_synced_once)
 {
     struct err err = {0};
     struct media *m = media_open(&place, 64 << 10, 0);
@@ -477,7 +477,7 @@ static void what_has_changed_is_synced_once(void **state)
 }
 
 /* Wiping reaches to the file's end, and no other byte. */
-static void only_the_range_is_wiped(void **state)
+TEST(only_the_range_is_wiped)
 {
     static const struct {
         uint64_t begin, end;
@@ -506,7 +506,7 @@ static void only_the_range_is_wiped(void **state)
 }
 
 /* Only files with the names of segments are opened. */
-static void names_of_segments(void **state)
+TEST(names_of_segments)
 {
     static const char *const names[] = {
         "seg-000003.hc",  "seg-4.hc",       "seg-0000005.hc",
@@ -531,24 +531,4 @@ static void names_of_segments(void **state)
     for (uint32_t i = 0; i < 5; i++)
         assert_int_equal(m->ops->segment_size(m, 1, i), i == 3 ? 3 * BLOCK : 0);
     media_end(&place, m);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cap_bounds_the_files),
-        cmocka_unit_test(a_lower_cap_cuts_files),
-        cmocka_unit_test(removed_under_way),
-        cmocka_unit_test(read_beside_a_writer),
-        cmocka_unit_test(read_beside_a_large_index),
-        cmocka_unit_test(the_holder_is_named),
-        cmocka_unit_test(files_grow_in_steps),
-        cmocka_unit_test(files_stay_within_their_bound),
-        cmocka_unit_test(files_leave_room_for_the_index),
-        cmocka_unit_test(files_that_cannot_be_reserved),
-        cmocka_unit_test(what_has_changed_is_synced_once),
-        cmocka_unit_test(only_the_range_is_wiped),
-        cmocka_unit_test(names_of_segments),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,7 +31,7 @@ static void refused_pair(const struct st_place *p, const char *a, const char *b)
 
 /* Two devices in one directory would overwrite each other.  A directory is recognized under any of
  * its names. */
-static void one_folder_under_two_names(void **state)
+TEST(one_folder_under_two_names)
 {
     struct st_place p;
     char dir[400], other[400];
@@ -66,7 +66,7 @@ static void one_folder_under_two_names(void **state)
     st_place_close(&p);
 }
 
-static void bind_mounts(void **state)
+TEST(bind_mounts)
 {
     struct st_place p;
     char dir[400], other[400];
@@ -87,7 +87,7 @@ static void bind_mounts(void **state)
 }
 
 /* A link in place of one of the store's files is not followed, and its target is not changed. */
-static void links_are_not_followed(void **state)
+TEST(links_are_not_followed)
 {
     static const char *const names[] = {"lock", "superblock", "index.db", "seg-000000.hc"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -141,7 +141,7 @@ static int opened_as(const struct st_place *p, uid_t uid)
 
 /* Whoever owns a directory can replace every file in it, so other users' directories are refused.
  */
-static void folders_of_others(void **state)
+TEST(folders_of_others)
 {
     struct st_place p;
     if (geteuid() != 0) {
@@ -173,7 +173,7 @@ DIR *opendir(const char *path)
 }
 
 /* A store whose folder cannot be listed is not taken for an empty one. */
-static void folders_that_cannot_be_listed(void **state)
+TEST(folders_that_cannot_be_listed)
 {
     struct st_place p;
     struct store *s;
@@ -201,16 +201,4 @@ static void folders_that_cannot_be_listed(void **state)
         store_close(s);
     }
     st_place_close(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_folder_under_two_names),
-        cmocka_unit_test(bind_mounts),
-        cmocka_unit_test(links_are_not_followed),
-        cmocka_unit_test(folders_of_others),
-        cmocka_unit_test(folders_that_cannot_be_listed),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -81,7 +81,7 @@ static void nothing_evicts(const char *kind)
     st_close(s, &place);
 }
 
-static void nothing_evicts_a_guaranteed_chunk(void **state)
+TEST(nothing_evicts_a_guaranteed_chunk)
 {
     nothing_evicts("dram");
     nothing_evicts("pread");
@@ -90,7 +90,7 @@ static void nothing_evicts_a_guaranteed_chunk(void **state)
 
 /* If only guaranteed chunks are stored, a new chunk is refused. (An ordinary pin would give
  * way.) */
-static void nothing_is_saved_in_its_place(void **state)
+TEST(nothing_is_saved_in_its_place)
 {
     for (int of_owner = 0; of_owner < 2; of_owner++) {
         struct st_place p;
@@ -121,7 +121,7 @@ static void nothing_is_saved_in_its_place(void **state)
 }
 
 /* An owner's quota evicts only those chunks of the owner that are not guaranteed. */
-static void a_quota_passes_over_it(void **state)
+TEST(a_quota_passes_over_it)
 {
     struct st_ctx kept = {.base = 1, .own = 1, .salt = "alice"};
     struct st_ctx again = {.base = 2, .own = 2, .salt = "alice"};
@@ -147,7 +147,7 @@ static void a_quota_passes_over_it(void **state)
 }
 
 /* Without cap and quota, store_opts bounds how much an owner may guarantee. */
-static void an_owner_has_a_bound(void **state)
+TEST(an_owner_has_a_bound)
 {
     struct st_ctx a = {.base = 1, .own = 1, .salt = "a"},
                   b = {.base = 2, .own = 2, .salt = "a"},
@@ -167,7 +167,7 @@ static void an_owner_has_a_bound(void **state)
 
 /* Of an owner's quota, or else of the quota of all owners, three quarters may be guaranteed, and
  * never more than the bound of store_opts. */
-static void the_least_bound_of_an_owner_counts(void **state)
+TEST(the_least_bound_of_an_owner_counts)
 {
     const uint64_t each = st_context_bytes(N);
     const struct {
@@ -195,7 +195,7 @@ static void the_least_bound_of_an_owner_counts(void **state)
 
 /* At most three quarters of the cap may be guaranteed.  A refusal gives the numbers and changes
  * nothing. */
-static void too_much_is_refused(void **state)
+TEST(too_much_is_refused)
 {
     struct err err = {0};
     struct store_guaranteed g;
@@ -231,7 +231,7 @@ static void too_much_is_refused(void **state)
     st_close(s, &place);
 }
 
-static void what_is_not_stored_is_refused(void **state)
+TEST(what_is_not_stored_is_refused)
 {
     struct err err = {0};
     struct st_ctx c = context(1);
@@ -249,7 +249,7 @@ static void what_is_not_stored_is_refused(void **state)
 
 /* Chunks that two guaranteed contexts share count once, and stay while one of the two guarantees
  * holds. */
-static void shared_chunks_count_once(void **state)
+TEST(shared_chunks_count_once)
 {
     struct err err = {0};
     struct sha256 keys[N];
@@ -276,7 +276,7 @@ static void shared_chunks_count_once(void **state)
 
 /* An ordinary pin does not weaken a guarantee. It stays when a guarantee on the same context is
  * refused. */
-static void ordinary_pins_stand_beside(void **state)
+TEST(ordinary_pins_stand_beside)
 {
     struct err err = {0};
     struct sha256 keys[N];
@@ -305,7 +305,7 @@ static void ordinary_pins_stand_beside(void **state)
     st_close(s, &place);
 }
 
-static void a_lower_cap_does_not_open(void **state)
+TEST(a_lower_cap_does_not_open)
 {
     struct err err = {0};
     struct store *s;
@@ -328,7 +328,7 @@ static void a_lower_cap_does_not_open(void **state)
 }
 
 /* Damage breaks a guarantee, and is counted.  Saved again, the state is guaranteed again. */
-static void damage_is_counted(void **state)
+TEST(damage_is_counted)
 {
     struct store_hit hit;
     struct sha256 keys[N];
@@ -354,7 +354,7 @@ static void damage_is_counted(void **state)
 
 /* Power fails at every operation of the disk. A guarantee that was acknowledged survives and
  * holds. */
-static void it_survives_power(void **state)
+TEST(it_survives_power)
 {
     bool crashed = true;
     for (uint64_t at = 1; crashed; at++) {
@@ -383,23 +383,4 @@ static void it_survives_power(void **state)
         }
         st_close(s, &p);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_evicts_a_guaranteed_chunk),
-        cmocka_unit_test(nothing_is_saved_in_its_place),
-        cmocka_unit_test(a_quota_passes_over_it),
-        cmocka_unit_test(an_owner_has_a_bound),
-        cmocka_unit_test(the_least_bound_of_an_owner_counts),
-        cmocka_unit_test(too_much_is_refused),
-        cmocka_unit_test(what_is_not_stored_is_refused),
-        cmocka_unit_test(shared_chunks_count_once),
-        cmocka_unit_test(ordinary_pins_stand_beside),
-        cmocka_unit_test(a_lower_cap_does_not_open),
-        cmocka_unit_test(damage_is_counted),
-        cmocka_unit_test(it_survives_power),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

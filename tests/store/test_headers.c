@@ -36,7 +36,7 @@ static void damage(const struct st_place *p, struct store *s, const struct st_ct
     store_release(s, &hit, 1);
 }
 
-static void found_and_mended(void **state)
+TEST(found_and_mended)
 {
     struct st_place p;
     struct err err = {0};
@@ -65,7 +65,7 @@ static void found_and_mended(void **state)
 }
 
 /* After opening, the store reads each header once. It does not take a device error for damage. */
-static void read_once(void **state)
+TEST(read_once)
 {
     struct st_place p;
     struct err err = {0};
@@ -85,7 +85,7 @@ static void read_once(void **state)
 }
 
 /* A header that cannot be read hides no damage in the chunk's other header. */
-static void an_unreadable_header_hides_nothing(void **state)
+TEST(an_unreadable_header_hides_nothing)
 {
     struct st_place p;
     struct err err = {0};
@@ -116,14 +116,4 @@ static void an_unreadable_header_hides_nothing(void **state)
     assert_int_equal(st_stats(s).n_corrupt, 1);
     assert_int_equal(st_n_found(s, &ours, N), BAD);
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(found_and_mended),
-        cmocka_unit_test(read_once),
-        cmocka_unit_test(an_unreadable_header_hides_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

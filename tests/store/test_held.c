@@ -13,7 +13,7 @@ static uint64_t name_of(int i)
     return ((uint64_t)i << 33) | ((uint64_t)(i % 17) << 1) | 1;
 }
 
-static void it_holds_what_a_list_of_counts_holds(void **state)
+TEST(it_holds_what_a_list_of_counts_holds)
 {
     struct held h = {0};
     struct rng r = {.s = 1};
@@ -35,12 +35,4 @@ static void it_holds_what_a_list_of_counts_holds(void **state)
             held_remove(&h, name_of(i));
     assert_int_equal(h.n_used, 0);
     held_deinit(&h);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(it_holds_what_a_list_of_counts_holds),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

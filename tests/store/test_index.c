@@ -300,7 +300,7 @@ static int some_changes(struct content *c, struct rng *r)
 
 /* --- tests ------------------------------------------------------------------------------------ */
 
-static void committed_changes_stay_and_others_do_not(void **state)
+TEST_WITH(committed_changes_stay_and_others_do_not, begin, end)
 {
     struct rng r = {11};
     static struct content now, next;
@@ -333,7 +333,7 @@ static void committed_changes_stay_and_others_do_not(void **state)
 }
 
 /* A transaction in which a statement fails changes nothing, and the next one works. */
-static void a_statement_that_fails_ends_its_transaction(void **state)
+TEST_WITH(a_statement_that_fails_ends_its_transaction, begin, end)
 {
     static struct content before, after;
     struct rng r = {12};
@@ -383,7 +383,7 @@ static void a_statement_that_fails_ends_its_transaction(void **state)
     assert_true(n_faults > 40);
 }
 
-static void opening_and_reading_tell_of_faults(void **state)
+TEST_WITH(opening_and_reading_tell_of_faults, begin, end)
 {
     static struct content c;
     struct rng r = {14};
@@ -446,7 +446,7 @@ static int refuse_place(void *arg, const struct index_place *place)
     return refuse(arg, place);
 }
 
-static void a_callback_ends_the_load(void **state)
+TEST_WITH(a_callback_ends_the_load, begin, end)
 {
     static struct content c;
     struct rng r = {15};
@@ -468,7 +468,7 @@ static void a_callback_ends_the_load(void **state)
 }
 
 /* Each bound of a row: the last value that is allowed, and the first that is not. */
-static void rows_that_make_no_sense_are_damage(void **state)
+TEST_WITH(rows_that_make_no_sense_are_damage, begin, end)
 {
     struct index_row sound;
     struct rng r = {16};
@@ -517,7 +517,7 @@ static void rows_that_make_no_sense_are_damage(void **state)
 }
 
 /* Each change of the file behind the index's back is found. */
-static void a_changed_file_is_found(void **state)
+TEST_WITH(a_changed_file_is_found, begin, end)
 {
     static const struct {
         const char *sql;
@@ -584,19 +584,4 @@ static void a_changed_file_is_found(void **state)
             index_records(ix, 1, N_RECORDS, n_bytes + STORE_ALIGN, records, &err),
             ERR_CORRUPT);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(committed_changes_stay_and_others_do_not, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(a_statement_that_fails_ends_its_transaction, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(opening_and_reading_tell_of_faults, begin, end),
-        cmocka_unit_test_setup_teardown(a_callback_ends_the_load, begin, end),
-        cmocka_unit_test_setup_teardown(rows_that_make_no_sense_are_damage, begin, end),
-        cmocka_unit_test_setup_teardown(a_changed_file_is_found, begin, end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -85,7 +85,7 @@ static void pins_last(const char *kind)
     st_close(s, &place);
 }
 
-static void pins_last_everywhere(void **state)
+TEST(pins_last_everywhere)
 {
     pins_last("dram");
     pins_last("pread");
@@ -94,7 +94,7 @@ static void pins_last_everywhere(void **state)
 
 /* Chunks that store_sample has pinned stay until they are released. A save still finds room: it
  * evicts the last chunks of contexts. */
-static void a_sample_leaves_room(void **state)
+TEST(a_sample_leaves_room)
 {
     enum { CONTEXTS = 8, SAMPLE = CONTEXTS * (N - 1) };
     struct store_hit hits[SAMPLE];
@@ -113,7 +113,7 @@ static void a_sample_leaves_room(void **state)
     st_close(s, &place);
 }
 
-static void pins_run_out(void **state)
+TEST(pins_run_out)
 {
     struct err err = {0};
     struct sha256 keys[N];
@@ -167,7 +167,7 @@ static void pin_all(struct store *s, const struct st_ctx *c)
 
 /* Everything that asks for pins ends those that have run out first: no number counts them, and they
  * protect nothing. */
-static void what_has_run_out_counts_no_more(void **state)
+TEST(what_has_run_out_counts_no_more)
 {
     enum { GUARANTEE, PIN, IDLE, LIST, CAP, QUOTA, EXPIRED, WAYS };
     const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
@@ -229,7 +229,7 @@ static void what_has_run_out_counts_no_more(void **state)
 }
 
 /* An acknowledged pin survives any crash. */
-static void pins_survive_power(void **state)
+TEST(pins_survive_power)
 {
     for (uint64_t at = 1;; at++) {
         struct err err = {0};
@@ -334,7 +334,7 @@ static void quotas_bound(const char *kind)
     st_close(s, &place);
 }
 
-static void quotas_bound_everywhere(void **state)
+TEST(quotas_bound_everywhere)
 {
     quotas_bound("dram");
     quotas_bound("sim");
@@ -442,7 +442,7 @@ static void partial_chunks(const char *kind, enum reopen how)
     st_close(s, &place);
 }
 
-static void partial_chunks_everywhere(void **state)
+TEST(partial_chunks_everywhere)
 {
     partial_chunks("dram", GOES_ON);
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
@@ -464,7 +464,7 @@ static int find_tail(struct store *s, const struct st_ctx *c)
 /* A partial chunk is stored twice, by two requests. It is superseded only if both requests let it
  * yield; otherwise other contexts may continue it, and it stays. The order of the two does not
  * matter, nor does a restart. */
-static void a_partial_chunk_that_others_may_continue_stays(void **state)
+TEST(a_partial_chunk_that_others_may_continue_stays)
 {
     struct st_ctx c = {.base = 1, .own = 1};
     for (enum reopen how = GOES_ON; how <= REBUILT; how++) {
@@ -493,7 +493,7 @@ static void a_partial_chunk_that_others_may_continue_stays(void **state)
 
 /* Several partial chunks are superseded in one commit, each by its own chunk. A held partial chunk
  * can be read until it is released. Naming a chunk that is not partial supersedes nothing. */
-static void superseded_together(void **state)
+TEST(superseded_together)
 {
     enum { TAILS = 4 };
     struct err err = {0};
@@ -549,7 +549,7 @@ static int count_owner(void *arg, const struct store_owner_use *u)
 
 /* A quota below one chunk refuses the chunk and evicts nothing. The list of owners ends when the
  * caller's array is full. */
-static void quota_under_one_chunk(void **state)
+TEST(quota_under_one_chunk)
 {
     struct err err = {0};
     struct store_stats before, after;
@@ -586,7 +586,7 @@ static void quota_under_one_chunk(void **state)
 
 /* A chunk that needs room evicts a 64th of the cap beyond it, if this is at least four times its
  * size. */
-static void the_low_watermark(void **state)
+TEST(the_low_watermark)
 {
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     static const uint64_t fits[] = {255, 256, 257, 320}, n_gone[] = {1, 5, 6, 6};
@@ -610,7 +610,7 @@ static void the_low_watermark(void **state)
 }
 
 /* A chunk that finds no room is refused with the numbers. */
-static void what_a_full_store_says(void **state)
+TEST(what_a_full_store_says)
 {
     enum { IN_USE, GUARANTEED, WAITING, WAYS };
     const struct st_ctx a = {.base = 1, .own = 1, .salt = "q"},
@@ -663,7 +663,7 @@ static void what_a_full_store_says(void **state)
 
 /* The cap is the high watermark and the low one is a 64th below it: one append in several makes
  * room for those that follow.  The space in use never exceeds the cap. */
-static void watermarks(void **state)
+TEST(watermarks)
 {
     enum { FITS = 300 }; /* chunks of one small record on one device: two blocks each */
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
@@ -692,7 +692,7 @@ static void watermarks(void **state)
 }
 
 /* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
-static void orphans_are_swept(void **state)
+TEST(orphans_are_swept)
 {
     struct err err = {0};
     struct store_stats st;
@@ -751,7 +751,7 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
 
 /* A miss gives the latest reason. Damage or an eviction that has been repaired since is not
  * mentioned. */
-static void reasons_are_the_newest(void **state)
+TEST(reasons_are_the_newest)
 {
     struct store_erased e;
     struct err err = {0};
@@ -792,7 +792,7 @@ static void reasons_are_the_newest(void **state)
 
 /* A lookup tells an evicted chunk from one that was never stored, whatever has evicted it. Chunks
  * that gc has freed count as not stored. */
-static void every_eviction_is_remembered(void **state)
+TEST(every_eviction_is_remembered)
 {
     static const enum store_evict ways[] = {STORE_EVICT_CAP, STORE_EVICT_QUOTA,
                                             STORE_EVICT_IDLE, STORE_EVICT_EXPIRED,
@@ -838,7 +838,7 @@ static void every_eviction_is_remembered(void **state)
     }
 }
 
-static void misses_have_reasons(void **state)
+TEST(misses_have_reasons)
 {
     struct err err = {0};
     struct sha256 keys[N];
@@ -884,7 +884,7 @@ static void misses_have_reasons(void **state)
     st_close(s, &place);
 }
 
-static void failures_are_counted(void **state)
+TEST(failures_are_counted)
 {
     struct err err = {0};
     struct store_stats st;
@@ -913,29 +913,4 @@ static void failures_are_counted(void **state)
     store_stats(s, &st);
     assert_int_equal(st.n_read_failures, 1);
     st_close(s, &place);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(pins_last_everywhere),
-        cmocka_unit_test(a_sample_leaves_room),
-        cmocka_unit_test(pins_run_out),
-        cmocka_unit_test(what_has_run_out_counts_no_more),
-        cmocka_unit_test(every_eviction_is_remembered),
-        cmocka_unit_test(pins_survive_power),
-        cmocka_unit_test(quotas_bound_everywhere),
-        cmocka_unit_test(partial_chunks_everywhere),
-        cmocka_unit_test(a_partial_chunk_that_others_may_continue_stays),
-        cmocka_unit_test(superseded_together),
-        cmocka_unit_test(quota_under_one_chunk),
-        cmocka_unit_test(watermarks),
-        cmocka_unit_test(the_low_watermark),
-        cmocka_unit_test(what_a_full_store_says),
-        cmocka_unit_test(orphans_are_swept),
-        cmocka_unit_test(misses_have_reasons),
-        cmocka_unit_test(reasons_are_the_newest),
-        cmocka_unit_test(failures_are_counted),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

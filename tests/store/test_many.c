@@ -103,7 +103,7 @@ static void index_fill(const struct st_place *p, const uint8_t *uuid, uint64_t n
     index_close(ix);
 }
 
-static void opens_quickly(void **state)
+TEST(opens_quickly)
 {
     struct st_place p;
     struct store_stats st;
@@ -146,10 +146,4 @@ static void opens_quickly(void **state)
     assert_true(best_ns < (int64_t)(20000.0 * (double)n));
 #endif
     st_place_close(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(opens_quickly)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -153,22 +153,22 @@ static void life_rebuild(void *arg)
     store_close(s);
 }
 
-static void on_disk(void **state)
+TEST(on_disk)
 {
     memtest_walk("a life on disk", life, (void *)(uintptr_t) "sim", LIVES);
 }
 
-static void in_dram(void **state)
+TEST(in_dram)
 {
     memtest_walk("a life in DRAM", life, (void *)(uintptr_t) "dram", LIVES);
 }
 
-static void goes_on(void **state)
+TEST(goes_on)
 {
     memtest_walk("a store that goes on", life_goes_on, NULL, LIVES);
 }
 
-static void rebuilding(void **state)
+TEST(rebuilding)
 {
     struct st_place p;
     struct err err = {0};
@@ -182,12 +182,6 @@ static void rebuilding(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(on_disk),
-        cmocka_unit_test(in_dram),
-        cmocka_unit_test(goes_on),
-        cmocka_unit_test(rebuilding),
-    };
     memtest_init();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

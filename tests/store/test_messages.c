@@ -53,7 +53,7 @@ static void open_and_close(void)
     store_close(st_open(&place));
 }
 
-static void superblocks(void **state)
+TEST(superblocks)
 {
     static const uint8_t bad[8] = {1};
     saved(2);
@@ -92,7 +92,7 @@ static void superblocks(void **state)
 }
 
 /* A store without chunks has no extent that could show whose folder it is; its index does. */
-static void an_empty_store_is_found_again(void **state)
+TEST(an_empty_store_is_found_again)
 {
     assert_true(st_place_open(&place, "sim", 1));
     open_and_close();
@@ -104,7 +104,7 @@ static void an_empty_store_is_found_again(void **state)
 }
 
 /* The index is lost, and so is one of the chunks. */
-static void a_rebuild(void **state)
+TEST(a_rebuild)
 {
     saved(1);
     assert_int_equal(io_unlink(place.io, "/st/d0/index.db", &err), 0);
@@ -120,7 +120,7 @@ static void a_rebuild(void **state)
 }
 
 /* The first commit finds that the index cannot be written. */
-static void a_rebuild_to_come(void **state)
+TEST(a_rebuild_to_come)
 {
     enum { WRITE_VERSION = 18 }; /* in SQLite's header */
     for (int denied = 0; denied < 2; denied++) {
@@ -147,7 +147,7 @@ static void a_rebuild_to_come(void **state)
 }
 
 /* An erasure that a read-only store has noted is carried out by the next opening. */
-static void an_erasure_that_waited(void **state)
+TEST(an_erasure_that_waited)
 {
     struct sha256 keys[N];
     struct store_erased e;
@@ -173,7 +173,7 @@ static void an_erasure_that_waited(void **state)
 }
 
 /* Wiping fails, in the erasure and at the next opening. */
-static void bytes_that_cannot_be_wiped(void **state)
+TEST(bytes_that_cannot_be_wiped)
 {
     struct sha256 keys[N];
     struct store_erased e;
@@ -199,7 +199,7 @@ static void bytes_that_cannot_be_wiped(void **state)
     st_place_close(&place);
 }
 
-static void a_broken_guarantee(void **state)
+TEST(a_broken_guarantee)
 {
     struct sha256 keys[N];
     struct store_hit hit;
@@ -216,18 +216,4 @@ static void a_broken_guarantee(void **state)
     store_release(s, &hit, 1);
     store_close(s);
     st_place_close(&place);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(superblocks),
-        cmocka_unit_test(an_empty_store_is_found_again),
-        cmocka_unit_test(a_rebuild),
-        cmocka_unit_test(a_rebuild_to_come),
-        cmocka_unit_test(an_erasure_that_waited),
-        cmocka_unit_test(bytes_that_cannot_be_wiped),
-        cmocka_unit_test(a_broken_guarantee),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,7 +41,7 @@ static struct st_place place;
 
 /* --- locks ------------------------------------------------------------------------------------ */
 
-static void one_at_a_time(void **state)
+TEST(one_at_a_time)
 {
     assert_true(st_place_open(&place, "pread", 2));
     struct store *s = st_open(&place);
@@ -70,7 +70,7 @@ static void one_at_a_time(void **state)
     st_close(s, &place);
 }
 
-static void modes_are_private(void **state)
+TEST(modes_are_private)
 {
     struct stat st;
     assert_true(st_place_open(&place, "pread", 3));
@@ -118,7 +118,7 @@ static bool stands_in(struct io *io, const char *path, const void *what, size_t 
 }
 
 /* Token ids of a prompt are in the headers of extents and in no other file. */
-static void index_tells_no_prompt(void **state)
+TEST(index_tells_no_prompt)
 {
     int32_t tokens[STORE_CHUNK_TOKENS];
     uint8_t bytes[4 * 4];
@@ -148,7 +148,7 @@ static void index_tells_no_prompt(void **state)
 
 /* --- directories ------------------------------------------------------------------------------ */
 
-static void directories_must_match(void **state)
+TEST(directories_must_match)
 {
     struct st_place p, q;
     assert_true(st_place_open(&p, "pread", 3));
@@ -232,7 +232,7 @@ static void directories_must_match(void **state)
     st_place_close(&q);
 }
 
-static void unwritable(void **state)
+TEST(unwritable)
 {
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL, .on = IO_SIM_ON_NAME, .code = -EROFS};
     assert_true(st_place_open(&place, "sim", 1));
@@ -254,7 +254,7 @@ static void poke(struct io *io, const char *path, uint64_t offset, const void *b
     io_file_close(f);
 }
 
-static void future_version(void **state)
+TEST(future_version)
 {
     struct io_file *f;
     uint8_t bytes[8192];
@@ -301,7 +301,7 @@ static void count_report(void *arg, const char *what)
 
 /* Superblocks are lost, or both of their copies are damaged. Their content is restored from the
  * other directory or from the index. The extents show that the directory is the right one. */
-static void superblocks_are_found_again(void **state)
+TEST(superblocks_are_found_again)
 {
     for (int i = 0; i < 6; i++) {
         int which = 1 + i % 3;
@@ -336,7 +336,7 @@ static void superblocks_are_found_again(void **state)
 
 /* Superblocks are lost, and one read or opening of a file fails. The store reports that the disk
  * fails, not that the store is damaged. The next opening finds everything. */
-static void a_failing_disk_is_not_a_damaged_store(void **state)
+TEST(a_failing_disk_is_not_a_damaged_store)
 {
     for (int which = 1; which <= 3; which++) {
         bool has_hit = true, has_failed = false;
@@ -373,7 +373,7 @@ static void a_failing_disk_is_not_a_damaged_store(void **state)
 
 /* A superblock is not guessed. If no other file has its content, or the directory belongs to
  * another store, the store is refused. */
-static void superblocks_not_guessed(void **state)
+TEST(superblocks_not_guessed)
 {
     struct st_place p, q;
     char path[400];
@@ -401,7 +401,7 @@ static void superblocks_not_guessed(void **state)
 
 /* --- the index -------------------------------------------------------------------------------- */
 
-static void index_is_rebuilt(void **state)
+TEST(index_is_rebuilt)
 {
     static const char *const kinds[] = {"pread", "sim"};
     for (int k = 0; k < 2; k++) {
@@ -448,7 +448,7 @@ static void said_add(void *arg, const char *what)
 }
 
 /* Chunks whose file is cut or gone are dropped at opening, and verify reports them. */
-static void verify_sees_cut_files(void **state)
+TEST(verify_sees_cut_files)
 {
     struct err err = {0};
     assert_true(st_place_open(&place, "sim", 2));
@@ -489,7 +489,7 @@ static void verify_sees_cut_files(void **state)
 }
 
 /* Headers of evicted chunks whose space is partly reused do no harm to a rebuild. */
-static void rebuild_over_stale_headers(void **state)
+TEST(rebuild_over_stale_headers)
 {
     struct err err = {0};
     struct st_shape big = {.n_layers = 3, .n_bytes = {30000, 50000}}, small = st_small;
@@ -565,7 +565,7 @@ static void reads_and_changes_nothing(const struct st_place *q, int n_want)
 
 /* A store whose last commits a crash left in the WAL can be read without being changed; so can a
  * closed store, which has no WAL. */
-static void only_read(void **state)
+TEST(only_read)
 {
     struct err err = {0};
     assert_true(st_place_open(&place, "sim", 2));
@@ -593,7 +593,7 @@ static void only_read(void **state)
 }
 
 /* A store may have more segments than the soft limit of open files allows. */
-static void many_segments(void **state)
+TEST(many_segments)
 {
     struct rlimit old, low;
     struct err err = {0};
@@ -622,7 +622,7 @@ static void many_segments(void **state)
 
 /* --- failing devices -------------------------------------------------------------------------- */
 
-static void full_disk(void **state)
+TEST(full_disk)
 {
     struct err err = {0};
     struct store_stats st;
@@ -656,7 +656,7 @@ static void full_disk(void **state)
 
 /* A disk that is full below the cap acts as a lower cap: the least recently used chunks are evicted
  * and the new one is stored.  Chunks have two sizes, so that not every hole fits. */
-static void full_disk_evicts(void **state)
+TEST(full_disk_evicts)
 {
     enum { CONTEXTS = 90 };
     static const struct st_shape shapes[] = {{.n_layers = 2, .n_bytes = {300000, 700000}},
@@ -703,7 +703,7 @@ static void full_disk_evicts(void **state)
 }
 
 /* The disk is full when the index is written: the commit can be repeated. */
-static void full_disk_under_index(void **state)
+TEST(full_disk_under_index)
 {
     struct err err = {0};
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
@@ -738,7 +738,7 @@ static struct store *open_and_fail(struct st_place *p, const struct io_sim_fault
     return s;
 }
 
-static void failed_sync_is_final(void **state)
+TEST(failed_sync_is_final)
 {
     static const struct {
         enum io_sim_fault_kind kind;
@@ -778,7 +778,7 @@ static void failed_sync_is_final(void **state)
 /* Chunks found at opening may be in the system's caches only, after a commit that failed or was
  * killed.  A commit with nothing new reports that they are durable, so it must have made them so.
  */
-static void what_is_found_is_made_durable(void **state)
+TEST(what_is_found_is_made_durable)
 {
     struct err err = {0};
     struct io_sim_fault fault = {
@@ -809,7 +809,7 @@ static void what_is_found_is_made_durable(void **state)
 
 /* A damaged SQLite header says that the index is read-only: opening sees nothing wrong, the first
  * commit does, and the next opening rebuilds the index. */
-static void unwritable_index_is_damage(void **state)
+TEST(unwritable_index_is_damage)
 {
     struct err err = {0};
     /* the offset in SQLite's header; a value above 2 means read-only */
@@ -830,7 +830,7 @@ static void unwritable_index_is_damage(void **state)
     st_close(s, &place);
 }
 
-static void failed_reads_are_misses(void **state)
+TEST(failed_reads_are_misses)
 {
     struct err err = {0};
     struct st_result r;
@@ -850,7 +850,7 @@ static void failed_reads_are_misses(void **state)
 
 /* A device stops answering: reads become misses within the time limit, an append fails within it,
  * and both work again when the device answers. */
-static void stuck_device(void **state)
+TEST(stuck_device)
 {
     struct st_result r;
     struct err err = {0};
@@ -896,7 +896,7 @@ static void take_back(void *arg, void *p, size_t bytes)
     free(p);
 }
 
-static void segments_are_lent(void **state)
+TEST(segments_are_lent)
 {
     enum { N = 6, SEGMENT = 128 << 10 };
     struct lender l = {.n_at_most = 100};
@@ -925,7 +925,7 @@ static void segments_are_lent(void **state)
 
 /* The file system's quota is used up: under a cap the oldest chunks are evicted, otherwise the
  * append fails.  The store keeps working. */
-static void a_used_up_quota_is_a_full_disk(void **state)
+TEST(a_used_up_quota_is_a_full_disk)
 {
     static const unsigned on[] = {IO_SIM_ON_SPACE, IO_SIM_ON_WRITE, IO_SIM_ON_NAME};
     for (int i = 0; i < 6; i++) {
@@ -958,35 +958,4 @@ static void a_used_up_quota_is_a_full_disk(void **state)
         assert_true(store_audit(s));
         st_close(s, &place);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_at_a_time),
-        cmocka_unit_test(modes_are_private),
-        cmocka_unit_test(index_tells_no_prompt),
-        cmocka_unit_test(directories_must_match),
-        cmocka_unit_test(unwritable),
-        cmocka_unit_test(stuck_device),
-        cmocka_unit_test(future_version),
-        cmocka_unit_test(superblocks_are_found_again),
-        cmocka_unit_test(a_failing_disk_is_not_a_damaged_store),
-        cmocka_unit_test(superblocks_not_guessed),
-        cmocka_unit_test(index_is_rebuilt),
-        cmocka_unit_test(rebuild_over_stale_headers),
-        cmocka_unit_test(verify_sees_cut_files),
-        cmocka_unit_test(only_read),
-        cmocka_unit_test(many_segments),
-        cmocka_unit_test(full_disk),
-        cmocka_unit_test(full_disk_evicts),
-        cmocka_unit_test(a_used_up_quota_is_a_full_disk),
-        cmocka_unit_test(full_disk_under_index),
-        cmocka_unit_test(failed_sync_is_final),
-        cmocka_unit_test(what_is_found_is_made_durable),
-        cmocka_unit_test(unwritable_index_is_damage),
-        cmocka_unit_test(failed_reads_are_misses),
-        cmocka_unit_test(segments_are_lent),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

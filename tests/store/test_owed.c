@@ -88,7 +88,7 @@ static int erase(struct store *s, const struct st_ctx *c, struct store_erased *e
     return rc;
 }
 
-static void noted_and_done(void **state)
+TEST(noted_and_done)
 {
     struct st_place p;
     struct store_erased e;
@@ -125,7 +125,7 @@ static void noted_and_done(void **state)
 }
 
 /* Erasing all chunks of an owner takes one entry in the file. */
-static void of_an_owner(void **state)
+TEST(of_an_owner)
 {
     struct st_place p;
     struct store_erased e;
@@ -149,7 +149,7 @@ static void of_an_owner(void **state)
 }
 
 /* The disk fails while the store is in use. */
-static void after_a_fault(void **state)
+TEST(after_a_fault)
 {
     struct st_place p;
     struct store_erased e;
@@ -171,7 +171,7 @@ static void after_a_fault(void **state)
 }
 
 /* At first not even the note can be written. Once writing works in part, the note is written. */
-static void noted_later(void **state)
+TEST(noted_later)
 {
     struct st_place p;
     struct store_erased e;
@@ -206,7 +206,7 @@ static uint64_t fill(struct io_file *f)
 }
 
 /* On a full disk, releasing the reserve makes room for the note. */
-static void on_a_full_disk(void **state)
+TEST(on_a_full_disk)
 {
     struct st_place p;
     struct store_erased e;
@@ -227,7 +227,7 @@ static void on_a_full_disk(void **state)
 
 /* There is neither a free block nor a reserve. The erased state is not used any more, and is wiped
  * when there is room. */
-static void without_a_block_left(void **state)
+TEST(without_a_block_left)
 {
     struct st_place p;
     struct store_erased e;
@@ -273,7 +273,7 @@ static void without_a_block_left(void **state)
 }
 
 /* Power fails at any operation of the opening that carries out the noted erasures. */
-static void cut_off_anywhere(void **state)
+TEST(cut_off_anywhere)
 {
     struct st_place p;
     struct store_erased e;
@@ -312,7 +312,7 @@ static void cut_off_anywhere(void **state)
 }
 
 /* Damage in the file loses the entries that it hits; the others are carried out. */
-static void a_damaged_note(void **state)
+TEST(a_damaged_note)
 {
     struct st_place p;
     struct store_erased e;
@@ -333,7 +333,7 @@ static void a_damaged_note(void **state)
 }
 
 /* More entries than are read at once. */
-static void many_entries(void **state)
+TEST(many_entries)
 {
     enum { CONTEXTS = 20, CHUNKS = 55, ALL = CONTEXTS * CHUNKS };
     static const struct st_shape tiny = {.n_layers = 1, .n_bytes = {100, 100}};
@@ -369,16 +369,4 @@ static void many_entries(void **state)
     assert_int_equal(st_stats(s).n_chunks + st_stats(s).used_bytes, 0);
     assert_false(is_noted(&p));
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(noted_and_done),       cmocka_unit_test(many_entries),
-        cmocka_unit_test(of_an_owner),          cmocka_unit_test(after_a_fault),
-        cmocka_unit_test(noted_later),          cmocka_unit_test(on_a_full_disk),
-        cmocka_unit_test(without_a_block_left), cmocka_unit_test(cut_off_anywhere),
-        cmocka_unit_test(a_damaged_note),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

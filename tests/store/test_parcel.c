@@ -75,7 +75,7 @@ static void carry(const char *from, int n_from, const char *to, int n_to)
     end(&b, t);
 }
 
-static void carried_between_stores(void **state)
+TEST(carried_between_stores)
 {
     carry("sim", 1, "dram", 1);
     carry("dram", 1, "sim", 3);
@@ -92,7 +92,7 @@ bool mem_test_denies(size_t n, enum mem_ask ask)
 }
 
 /* A parcel takes new memory only for more bytes than it has room for. */
-static void room_is_used_again(void **state)
+TEST(room_is_used_again)
 {
     struct parcel p = {0};
     assert_int_equal(parcel_reserve(&p, STORE_ALIGN, NULL), 0);
@@ -133,7 +133,7 @@ static bool counts(const struct chunk_header *h, size_t at)
     return false;
 }
 
-static void every_flipped_bit_is_found(void **state)
+TEST(every_flipped_bit_is_found)
 {
     struct parcel p = one_parcel();
     struct chunk_header h, unused;
@@ -155,7 +155,7 @@ static void every_flipped_bit_is_found(void **state)
     parcel_deinit(&p);
 }
 
-static void other_sizes_are_refused(void **state)
+TEST(other_sizes_are_refused)
 {
     struct parcel p = one_parcel();
     struct chunk_header h;
@@ -176,7 +176,7 @@ static void other_sizes_are_refused(void **state)
 }
 
 /* An extent in a store's file has the same form as a parcel, but is refused. */
-static void a_piece_of_a_store_is_refused(void **state)
+TEST(a_piece_of_a_store_is_refused)
 {
     struct parcel p = one_parcel();
     struct chunk_header h;
@@ -193,7 +193,7 @@ static void a_piece_of_a_store_is_refused(void **state)
 }
 
 /* Reading a chunk for export does not count as a use. */
-static void reading_counts_nothing(void **state)
+TEST(reading_counts_nothing)
 {
     struct st_place a;
     struct sha256 keys[2], absent = {.b = {9}};
@@ -216,7 +216,7 @@ static void reading_counts_nothing(void **state)
 }
 
 /* A chunk that proves to be damaged when it is read for export is a miss from then on. */
-static void a_damaged_chunk_is_condemned(void **state)
+TEST(a_damaged_chunk_is_condemned)
 {
     struct st_place a;
     struct sha256 keys[2];
@@ -241,18 +241,4 @@ static void a_damaged_chunk_is_condemned(void **state)
     store_reader_close(r);
     parcel_deinit(&p);
     end(&a, s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(carried_between_stores),
-        cmocka_unit_test(room_is_used_again),
-        cmocka_unit_test(every_flipped_bit_is_found),
-        cmocka_unit_test(other_sizes_are_refused),
-        cmocka_unit_test(a_piece_of_a_store_is_refused),
-        cmocka_unit_test(reading_counts_nothing),
-        cmocka_unit_test(a_damaged_chunk_is_condemned),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

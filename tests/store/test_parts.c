@@ -22,7 +22,7 @@ enum store_bug store_test_bug(void)
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-static void keys_are_stable_and_differ(void **state)
+TEST(keys_are_stable_and_differ)
 {
     struct sha256 f = {{1}}, g = {{2}};
     int32_t tokens[STORE_CHUNK_TOKENS] = {0};
@@ -75,7 +75,7 @@ static void header_make(struct chunk_header *h, uint64_t seed, int n_records)
     h->n_bytes = chunk_layout(h->records, n_records);
 }
 
-static void header_round_trip(void **state)
+TEST(header_round_trip)
 {
     uint8_t bytes[CHUNK_HEADER_BYTES], again[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h), *back = xmalloc(sizeof *back);
@@ -98,7 +98,7 @@ static void header_round_trip(void **state)
 }
 
 /* A tight record begins behind the one before, at a multiple of 64. Any other fills blocks. */
-static void tight_records_share_blocks(void **state)
+TEST(tight_records_share_blocks)
 {
     static const struct {
         uint32_t n_bytes;
@@ -125,7 +125,7 @@ static void tight_records_share_blocks(void **state)
 }
 
 /* Each flipped bit of a header is refused. */
-static void header_flips(void **state)
+TEST(header_flips)
 {
     uint8_t bytes[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h);
@@ -193,7 +193,7 @@ static int bad_fields(void)
     return n_through;
 }
 
-static void header_bounds(void **state)
+TEST(header_bounds)
 {
     struct chunk_header *h = xmalloc(sizeof *h);
     header_make(h, 3, 12);
@@ -213,7 +213,7 @@ static void header_bounds(void **state)
 
 /* --- superblock ------------------------------------------------------------------------------- */
 
-static void superblock_flips(void **state)
+TEST(superblock_flips)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     struct superblock sb = {
@@ -236,7 +236,7 @@ static void superblock_flips(void **state)
 /* --- allocator -------------------------------------------------------------------------------- */
 
 /* Compares the allocator with a map that has one byte per block. */
-static void alloc_random(void **state)
+TEST(alloc_random)
 {
     enum { SEGMENT = 64, MAX = 16, N = 20000 };
     static uint8_t map[MAX][SEGMENT];
@@ -297,7 +297,7 @@ static void alloc_random(void **state)
     alloc_deinit(&a);
 }
 
-static void alloc_refuses(void **state)
+TEST(alloc_refuses)
 {
     struct alloc a;
     uint32_t segment;
@@ -323,7 +323,7 @@ static struct sha256 key_of(uint64_t n)
 }
 
 /* Evicts in order: the least recently used leaf, as a search of all nodes finds it. */
-static void catalog_victims(void **state)
+TEST(catalog_victims)
 {
     enum { N = 300 };
     static struct chunk_node *nodes[N];
@@ -371,7 +371,7 @@ static void catalog_victims(void **state)
 }
 
 /* A use gives a chunk the class of its request and owner, and of a full or partial chunk. */
-static void catalog_classes(void **state)
+TEST(catalog_classes)
 {
     static const int n_tokens[] = {1, STORE_CHUNK_TOKENS - 1, STORE_CHUNK_TOKENS};
     static const uint64_t owners[] = {0, 1001};
@@ -400,7 +400,7 @@ static void catalog_classes(void **state)
 }
 
 /* A pin of a chunk that is not stored keeps its name. Without the pin the name is forgotten. */
-static void catalog_names_without_chunks(void **state)
+TEST(catalog_names_without_chunks)
 {
     struct catalog c;
     struct sha256 key[3] = {{{1}}, {{2}}, {{3}}};
@@ -423,7 +423,7 @@ static void catalog_names_without_chunks(void **state)
 
 /* --- bounds of the pure parts ----------------------------------------------------------------- */
 
-static void names_and_owners(void **state)
+TEST(names_and_owners)
 {
     struct sha256 parent = {{1}}, stair[4], key = {{0}};
     static const uint32_t numbers[4][3] = {{1, 2, 3}, {2, 2, 3}, {1, 3, 3}, {1, 2, 4}};
@@ -460,7 +460,7 @@ static int table_decode(int n, int layer, int kind, uint32_t n_bytes, uint64_t e
 }
 
 /* The largest and smallest values of a table of records are accepted, the next ones are not. */
-static void table_bounds(void **state)
+TEST(table_bounds)
 {
     enum { MIB = 1 << 20, H = CHUNK_HEADER_BYTES };
     static const struct {
@@ -493,7 +493,7 @@ static void table_bounds(void **state)
 }
 
 /* Only a chunk that is not full yields. Tokens behind the last one are refused. */
-static void header_flags_and_tokens(void **state)
+TEST(header_flags_and_tokens)
 {
     uint8_t bytes[CHUNK_HEADER_BYTES];
     struct chunk_header *h = xmalloc(sizeof *h), *back = xmalloc(sizeof *back);
@@ -522,7 +522,7 @@ static void header_flags_and_tokens(void **state)
     free(back);
 }
 
-static void superblock_fields(void **state)
+TEST(superblock_fields)
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     struct superblock sb = {.uuid = {1, 2, 3},
@@ -544,7 +544,7 @@ static void superblock_fields(void **state)
     assert_int_equal(superblock_bad_copy(bytes), 1);
 }
 
-static void alloc_in_given_segments(void **state)
+TEST(alloc_in_given_segments)
 {
     enum { BLOCK = STORE_ALIGN, SEGMENT = 4 * STORE_ALIGN };
     struct alloc a;
@@ -578,7 +578,7 @@ static void alloc_in_given_segments(void **state)
     alloc_deinit(&a);
 }
 
-static void catalog_owners_are_bounded(void **state)
+TEST(catalog_owners_are_bounded)
 {
     struct catalog c;
     uint16_t idx = 7;
@@ -597,7 +597,7 @@ static void catalog_owners_are_bounded(void **state)
 }
 
 /* A name is a key's first bytes with the lowest bit set, so two buckets are searched. */
-static void catalog_finds_names(void **state)
+TEST(catalog_finds_names)
 {
     enum { N = 600 };
     struct catalog c;
@@ -639,7 +639,7 @@ static struct chunk_node *chunk_put(struct catalog *c, uint64_t number)
     return n;
 }
 
-static void catalog_finds_idle_chunks(void **state)
+TEST(catalog_finds_idle_chunks)
 {
     struct catalog c;
     struct chunk_node *n[4], *found[4];
@@ -669,7 +669,7 @@ static void catalog_finds_idle_chunks(void **state)
 }
 
 /* A chunk has the longest time to live of its uses; a use without one counts as the longest. */
-static void catalog_times_to_live(void **state)
+TEST(catalog_times_to_live)
 {
     struct catalog c;
     static const uint32_t ttl_s[] = {60, 100, 80, 100, 0, 50};
@@ -702,31 +702,4 @@ static void catalog_times_to_live(void **state)
                 c.tick == at + 5);
     assert_true(catalog_audit(&c));
     catalog_deinit(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_are_stable_and_differ),
-        cmocka_unit_test(header_round_trip),
-        cmocka_unit_test(tight_records_share_blocks),
-        cmocka_unit_test(header_flips),
-        cmocka_unit_test(header_bounds),
-        cmocka_unit_test(superblock_flips),
-        cmocka_unit_test(alloc_random),
-        cmocka_unit_test(alloc_refuses),
-        cmocka_unit_test(catalog_victims),
-        cmocka_unit_test(catalog_classes),
-        cmocka_unit_test(catalog_names_without_chunks),
-        cmocka_unit_test(names_and_owners),
-        cmocka_unit_test(table_bounds),
-        cmocka_unit_test(header_flags_and_tokens),
-        cmocka_unit_test(superblock_fields),
-        cmocka_unit_test(alloc_in_given_segments),
-        cmocka_unit_test(catalog_owners_are_bounded),
-        cmocka_unit_test(catalog_finds_names),
-        cmocka_unit_test(catalog_finds_idle_chunks),
-        cmocka_unit_test(catalog_times_to_live),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

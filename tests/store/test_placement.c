@@ -73,7 +73,7 @@ static void expect_no_more(int i, uint64_t turn)
     placement_review(&policy, &part, &item[i]);
 }
 
-static void the_least_recently_used_goes_first(void **state)
+TEST(the_least_recently_used_goes_first)
 {
     begin();
     assert_null(placement_victim(&part));
@@ -92,7 +92,7 @@ static void the_least_recently_used_goes_first(void **state)
     assert_ptr_equal(placement_victim(&part), &item[1]);
 }
 
-static void a_kept_item_is_the_victim_if_no_other_is_left(void **state)
+TEST(a_kept_item_is_the_victim_if_no_other_is_left)
 {
     begin();
     for (int i = 0; i < 3; i++) {
@@ -123,7 +123,7 @@ static const struct placement_item *search(void)
     return best;
 }
 
-static void random_histories_choose_as_a_search_does(void **state)
+TEST(random_histories_choose_as_a_search_does)
 {
     struct rng r = {1};
     for (int t = 0; t < 300; t++) {
@@ -157,7 +157,7 @@ static void random_histories_choose_as_a_search_does(void **state)
 }
 
 /* While everything is evicted, victims come in the order of their last use. */
-static void victims_come_in_order(void **state)
+TEST(victims_come_in_order)
 {
     struct rng r = {2};
     begin();
@@ -173,7 +173,7 @@ static void victims_come_in_order(void **state)
     }
 }
 
-static void an_audit_sees_what_is_wrong(void **state)
+TEST(an_audit_sees_what_is_wrong)
 {
     begin();
     for (int i = 0; i < 5; i++) {
@@ -192,7 +192,7 @@ static void an_audit_sees_what_is_wrong(void **state)
 
 /* --- the other policies ----------------------------------------------------------------------- */
 
-static void fifo_evicts_by_first_use(void **state)
+TEST(fifo_evicts_by_first_use)
 {
     begin_as(PLACEMENT_FIFO);
     for (int i = 0; i < 3; i++)
@@ -202,7 +202,7 @@ static void fifo_evicts_by_first_use(void **state)
     assert_int_equal(evict(), 1);
 }
 
-static void lfu_evicts_the_least_used_and_ages(void **state)
+TEST(lfu_evicts_the_least_used_and_ages)
 {
     begin_as(PLACEMENT_LFU);
     for (int i = 0; i < 3; i++)
@@ -228,7 +228,7 @@ static void lfu_evicts_the_least_used_and_ages(void **state)
     assert_true(n_new > 4 && n_new < 12);
 }
 
-static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **state)
+TEST(attentionstore_exempts_the_window_and_evicts_its_tail_first)
 {
     begin_as(PLACEMENT_ATTENTIONSTORE);
     for (int i = 0; i < 5; i++)
@@ -247,7 +247,7 @@ static void attentionstore_exempts_the_window_and_evicts_its_tail_first(void **s
 
 /* After its request, an item has the place among the others that its last use gives it. The turns
  * would order the items the other way round. */
-static void an_item_that_was_needed_goes_back_to_its_place(void **state)
+TEST(an_item_that_was_needed_goes_back_to_its_place)
 {
     static const enum placement_kind kinds[] = {PLACEMENT_ATTENTIONSTORE, PLACEMENT_OURS};
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
@@ -263,7 +263,7 @@ static void an_item_that_was_needed_goes_back_to_its_place(void **state)
     }
 }
 
-static void lru_does_not_look_ahead(void **state)
+TEST(lru_does_not_look_ahead)
 {
     begin();
     add(0, 1);
@@ -272,7 +272,7 @@ static void lru_does_not_look_ahead(void **state)
     assert_int_equal(evict(), 0);
 }
 
-static void an_item_that_several_requests_need_waits_for_the_first(void **state)
+TEST(an_item_that_several_requests_need_waits_for_the_first)
 {
     begin_as(PLACEMENT_ATTENTIONSTORE);
     add(0, 1);
@@ -292,7 +292,7 @@ static void an_item_that_several_requests_need_waits_for_the_first(void **state)
 
 /* Of two items the one that more waiting requests need stays, even if a single request needs the
  * other sooner. Twice as many requests count as much as being needed `step` turns sooner. */
-static void ours_counts_every_waiting_request(void **state)
+TEST(ours_counts_every_waiting_request)
 {
     static const struct {
         enum placement_kind kind;
@@ -320,7 +320,7 @@ static void ours_counts_every_waiting_request(void **state)
     }
 }
 
-static void an_item_inserted_later_is_found_in_the_window(void **state)
+TEST(an_item_inserted_later_is_found_in_the_window)
 {
     begin_as(PLACEMENT_OURS);
     add(0, 5);
@@ -330,7 +330,7 @@ static void an_item_inserted_later_is_found_in_the_window(void **state)
     assert_int_equal(evict(), 0);
 }
 
-static void dropped_items_go_first_and_kept_ones_last(void **state)
+TEST(dropped_items_go_first_and_kept_ones_last)
 {
     for (int kind = 0; kind < PLACEMENT_KINDS; kind++) {
         begin_as(kind);
@@ -351,7 +351,7 @@ static void dropped_items_go_first_and_kept_ones_last(void **state)
     }
 }
 
-static void belady_evicts_the_farthest_next_use(void **state)
+TEST(belady_evicts_the_farthest_next_use)
 {
     begin_as(PLACEMENT_BELADY);
     uint64_t next[] = {30, UINT64_MAX, 10, 20};
@@ -367,7 +367,7 @@ static void belady_evicts_the_farthest_next_use(void **state)
 }
 
 /* New content is not admitted if it would displace an item that is needed sooner. */
-static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
+TEST(a_newcomer_is_admitted_where_it_is_needed_sooner)
 {
     static const struct {
         enum placement_kind kind;
@@ -401,7 +401,7 @@ static void a_newcomer_is_admitted_where_it_is_needed_sooner(void **state)
 }
 
 /* Only the eviction of an ordinary item ages the others: a dropped one tells nothing of them. */
-static void a_dropped_item_ages_no_other(void **state)
+TEST(a_dropped_item_ages_no_other)
 {
     for (int is_dropped = 0; is_dropped < 2; is_dropped++) {
         begin_as(PLACEMENT_LFU);
@@ -454,7 +454,7 @@ static const struct placement_sample *sample_of(uint64_t id)
 }
 
 /* An eviction tells the learner which item has left, and the size of the tier. */
-static void ours_learns_what_was_evicted(void **state)
+TEST(ours_learns_what_was_evicted)
 {
     begin_as(PLACEMENT_OURS);
     add(0, 1);
@@ -467,7 +467,7 @@ static void ours_learns_what_was_evicted(void **state)
     assert_true(sample_of(item[1].id)->is_there);
 }
 
-static void ours_holds_longer_what_is_used_again(void **state)
+TEST(ours_holds_longer_what_is_used_again)
 {
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
     uint8_t busy1 = placement_class_used(busy, 1), idle1 = placement_class_used(idle, 1);
@@ -487,7 +487,7 @@ static void ours_holds_longer_what_is_used_again(void **state)
     assert_int_equal(evict(), 1); /* LRU would evict item 0 */
 }
 
-static void ours_is_lru_before_it_has_learned(void **state)
+TEST(ours_is_lru_before_it_has_learned)
 {
     begin_as(PLACEMENT_OURS);
     for (int i = 0; i < N; i++)
@@ -498,7 +498,7 @@ static void ours_is_lru_before_it_has_learned(void **state)
 
 /* Where `ours` may not depart from LRU, items that waiting requests need still go in the order of
  * their turns. */
-static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
+TEST(ours_keeps_the_order_of_turns_where_it_is_bound)
 {
     begin_as(PLACEMENT_OURS);
     learn.may_depart = false;
@@ -510,7 +510,7 @@ static void ours_keeps_the_order_of_turns_where_it_is_bound(void **state)
 }
 
 /* The learner gets the class of an item with the number of its uses. */
-static void uses_are_part_of_a_class(void **state)
+TEST(uses_are_part_of_a_class)
 {
     uint8_t class = placement_class(1, false, true);
     begin_as(PLACEMENT_OURS);
@@ -523,7 +523,7 @@ static void uses_are_part_of_a_class(void **state)
 }
 
 /* Content that comes back after its eviction, and that LRU would still have, is a loss. */
-static void content_that_comes_back_was_not_there(void **state)
+TEST(content_that_comes_back_was_not_there)
 {
     begin_as(PLACEMENT_OURS);
     learn.lru_age = 100;
@@ -535,7 +535,7 @@ static void content_that_comes_back_was_not_there(void **state)
     assert_true(learn.guard.regret > 0);
 }
 
-static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
+TEST(ours_believes_a_hint_as_far_as_it_is_worth_the_room)
 {
     begin_as(PLACEMENT_OURS);
     learn.price = 0.01; /* the tier's price: a use per hundred units of time */
@@ -555,7 +555,7 @@ static void ours_believes_a_hint_as_far_as_it_is_worth_the_room(void **state)
 
 /* The saving per byte of a use multiplies the learned value. An item that is barely worth its room
  * is evicted first if a use saves little, and stays if a use saves much. */
-static void ours_holds_longer_what_saves_more(void **state)
+TEST(ours_holds_longer_what_saves_more)
 {
     uint8_t busy = placement_class(3, true, false), idle = placement_class(1, false, true);
     uint8_t idle1 = placement_class_used(idle, 1);
@@ -581,7 +581,7 @@ static void ours_holds_longer_what_saves_more(void **state)
 }
 
 /* At the price, the items that are worth holding fill half of the tier. */
-static void a_smaller_tier_has_a_higher_price(void **state)
+TEST(a_smaller_tier_has_a_higher_price)
 {
     double price[2];
     for (int k = 0; k < 2; k++) {
@@ -602,7 +602,7 @@ static void a_smaller_tier_has_a_higher_price(void **state)
 
 /* Requests come and go at random, and the window agrees with a plain list of all pairs of request
  * and item. */
-static void the_window_agrees_with_a_list(void **state)
+TEST(the_window_agrees_with_a_list)
 {
     enum { IDS = 60 };
     struct rng r = {7};
@@ -639,38 +639,4 @@ static void the_window_agrees_with_a_list(void **state)
     }
     assert_false(placement_window_remove(&window, 999, 1));
     assert_true(window.n_refused > 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_least_recently_used_goes_first),
-        cmocka_unit_test(a_kept_item_is_the_victim_if_no_other_is_left),
-        cmocka_unit_test(random_histories_choose_as_a_search_does),
-        cmocka_unit_test(victims_come_in_order),
-        cmocka_unit_test(fifo_evicts_by_first_use),
-        cmocka_unit_test(lfu_evicts_the_least_used_and_ages),
-        cmocka_unit_test(attentionstore_exempts_the_window_and_evicts_its_tail_first),
-        cmocka_unit_test(an_item_that_was_needed_goes_back_to_its_place),
-        cmocka_unit_test(lru_does_not_look_ahead),
-        cmocka_unit_test(an_item_that_several_requests_need_waits_for_the_first),
-        cmocka_unit_test(ours_counts_every_waiting_request),
-        cmocka_unit_test(an_item_inserted_later_is_found_in_the_window),
-        cmocka_unit_test(dropped_items_go_first_and_kept_ones_last),
-        cmocka_unit_test(belady_evicts_the_farthest_next_use),
-        cmocka_unit_test(a_newcomer_is_admitted_where_it_is_needed_sooner),
-        cmocka_unit_test(a_dropped_item_ages_no_other),
-        cmocka_unit_test(ours_keeps_the_order_of_turns_where_it_is_bound),
-        cmocka_unit_test(uses_are_part_of_a_class),
-        cmocka_unit_test(content_that_comes_back_was_not_there),
-        cmocka_unit_test(ours_learns_what_was_evicted),
-        cmocka_unit_test(ours_holds_longer_what_is_used_again),
-        cmocka_unit_test(ours_holds_longer_what_saves_more),
-        cmocka_unit_test(ours_is_lru_before_it_has_learned),
-        cmocka_unit_test(ours_believes_a_hint_as_far_as_it_is_worth_the_room),
-        cmocka_unit_test(a_smaller_tier_has_a_higher_price),
-        cmocka_unit_test(the_window_agrees_with_a_list),
-        cmocka_unit_test(an_audit_sees_what_is_wrong),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -55,7 +55,7 @@ static void expect_room(const struct placement_guard *g, const struct log *log)
 
 /* Requests have 1 to 20 references, and some references are hits of one of the two caches only. The
  * rates of these hits change, so that the regret rises and falls for more than an epoch. */
-static void the_room_is_the_bound_less_debt_and_fall(void **state)
+TEST(the_room_is_the_bound_less_debt_and_fall)
 {
     for (uint64_t seed = 1; seed <= 6; seed++) {
         struct placement_guard g = {0};
@@ -93,7 +93,7 @@ static void the_room_is_the_bound_less_debt_and_fall(void **state)
 
 /* A reference that comes with the same request number as the reference before it belongs to the
  * same request. */
-static void references_of_a_request_belong_together(void **state)
+TEST(references_of_a_request_belong_together)
 {
     struct placement_guard g = {0};
     for (int i = 0; i < 50; i++)
@@ -104,13 +104,4 @@ static void references_of_a_request_belong_together(void **state)
     placement_guard_used(&g, 0);
     assert_true(fabs(placement_guard_room(&g) - SHARE * 52 / 3 * PLACEMENT_GUARD_REQUESTS) <
                 1e-6);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_room_is_the_bound_less_debt_and_fall),
-        cmocka_unit_test(references_of_a_request_belong_together),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

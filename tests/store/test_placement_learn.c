@@ -31,7 +31,7 @@ static int end(void **state)
 
 /* --- classes ---------------------------------------------------------------------------------- */
 
-static void each_turn_has_its_class(void **state)
+TEST(each_turn_has_its_class)
 {
     static const int bits[] = {0, 0, 1, 2, 2, 2, 3, 3, 3};
     for (int turn = 0; turn < 9; turn++)
@@ -40,7 +40,7 @@ static void each_turn_has_its_class(void **state)
                              bits[turn] << 4 | (flags & 1) << 3 | (flags & 2) << 1);
 }
 
-static void each_number_of_uses_has_its_class(void **state)
+TEST(each_number_of_uses_has_its_class)
 {
     static const int bits[] = {0, 0, 1, 2, 3, 3, 3};
     for (int class = 0; class < PLACEMENT_CLASSES; class ++)
@@ -50,7 +50,7 @@ static void each_number_of_uses_has_its_class(void **state)
 }
 
 /* An owner has one of four numbers. Setting it leaves the other bits of the class unchanged. */
-static void each_owner_has_its_number(void **state)
+TEST(each_owner_has_its_number)
 {
     int n[4] = {0};
     assert_int_equal(placement_class_owner(0xff, 0), 0x3f);
@@ -122,7 +122,7 @@ static struct load load_of(double rate_0, double rate_1, double value_0, double 
 
 /* Times are whole numbers, so uses come one unit late on average. A rate r is therefore seen as 1 /
  * (1 / r + 1). */
-static void the_index_is_the_rate(void **state)
+TEST_WITH(the_index_is_the_rate, begin, end)
 {
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 3000, 1000);
@@ -142,7 +142,7 @@ static void the_index_is_the_rate(void **state)
 
 /* A class of which hardly anything was observed has the index of all classes together. So has a
  * class without content. */
-static void a_new_class_is_like_all(void **state)
+TEST_WITH(a_new_class_is_like_all, begin, end)
 {
     enum { NOW = 3000 };
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
@@ -165,7 +165,7 @@ static void a_new_class_is_like_all(void **state)
 }
 
 /* A small load is observed as a whole. */
-static void the_sample_is_all_content(void **state)
+TEST_WITH(the_sample_is_all_content, begin, end)
 {
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 1000, 1000);
@@ -193,7 +193,7 @@ static int by_age(const void *a, const void *b)
 
 /* LRU would hold the n youngest items. So its age is the age of the n-th youngest item, rounded to
  * the steps of ages. */
-static void lru_holds_the_youngest(void **state)
+TEST_WITH(lru_holds_the_youngest, begin, end)
 {
     static const uint64_t sizes[] = {200, 700, 1500};
     for (int k = 0; k < 3; k++) {
@@ -232,7 +232,7 @@ static double held(const struct load *x)
 }
 
 /* For any size of the tier and any values, the items worth holding fill half of the tier. */
-static void the_price_fills_half_of_the_tier(void **state)
+TEST_WITH(the_price_fills_half_of_the_tier, begin, end)
 {
     static const struct {
         uint64_t n_items;
@@ -250,7 +250,7 @@ static void the_price_fills_half_of_the_tier(void **state)
 }
 
 /* Content that saves more, or is used again sooner, is held by more requests and for longer. */
-static void worth_rises_with_value_and_rate(void **state)
+TEST_WITH(worth_rises_with_value_and_rate, begin, end)
 {
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 2500, 1000);
@@ -272,7 +272,7 @@ static void worth_rises_with_value_and_rate(void **state)
 
 /* When half of the table is full, only one id in two is observed, then one in four, and so on. The
  * id alone decides. */
-static void much_content_is_sampled(void **state)
+TEST_WITH(much_content_is_sampled, begin, end)
 {
     uint32_t now = 0;
     for (uint64_t id = 1; id <= 60000; id++) {
@@ -305,7 +305,7 @@ static double all_ended(void)
 }
 
 /* Old observations fade: at most 100,000 of them count, and those since the last update. */
-static void old_behaviour_fades(void **state)
+TEST_WITH(old_behaviour_fades, begin, end)
 {
     struct load x = load_of(1.0 / 10, 1.0 / 20, 1, 1);
     double before = 0;
@@ -326,7 +326,7 @@ static void old_behaviour_fades(void **state)
 
 /* Evicting an item that LRU would hold makes a debt. Using that item later is a lost hit. Using an
  * item that only LRU would have evicted is a gained hit. */
-static void the_guard_is_told_where_lru_differs(void **state)
+TEST_WITH(the_guard_is_told_where_lru_differs, begin, end)
 {
     struct load x = load_of(1.0 / 40, 1.0 / 400, 1, 1);
     run(&x, 1500, 700);
@@ -373,23 +373,4 @@ static void the_guard_is_told_where_lru_differs(void **state)
     placement_guard_departed(&l->guard, 1e9);
     placement_learn_used(l, &u);
     assert_false(placement_learn_may_depart(l));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(each_turn_has_its_class),
-        cmocka_unit_test(each_number_of_uses_has_its_class),
-        cmocka_unit_test(each_owner_has_its_number),
-        cmocka_unit_test_setup_teardown(the_index_is_the_rate, begin, end),
-        cmocka_unit_test_setup_teardown(a_new_class_is_like_all, begin, end),
-        cmocka_unit_test_setup_teardown(the_sample_is_all_content, begin, end),
-        cmocka_unit_test_setup_teardown(lru_holds_the_youngest, begin, end),
-        cmocka_unit_test_setup_teardown(the_price_fills_half_of_the_tier, begin, end),
-        cmocka_unit_test_setup_teardown(worth_rises_with_value_and_rate, begin, end),
-        cmocka_unit_test_setup_teardown(much_content_is_sampled, begin, end),
-        cmocka_unit_test_setup_teardown(old_behaviour_fades, begin, end),
-        cmocka_unit_test_setup_teardown(the_guard_is_told_where_lru_differs, begin, end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

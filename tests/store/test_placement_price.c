@@ -39,7 +39,7 @@ static void near(double got, double want)
 }
 
 /* The saving, over all layers, is the time to compute a chunk minus the time to read it. */
-static void a_chunk_saves_computing_without_reading(void **state)
+TEST(a_chunk_saves_computing_without_reading)
 {
     struct platform p = platform();
     struct placement_price x = price_of(&p);
@@ -53,7 +53,7 @@ static void a_chunk_saves_computing_without_reading(void **state)
 }
 
 /* Losing a block that the store has costs a read. Losing another block costs its computation. */
-static void a_block_that_is_stored_saves_less(void **state)
+TEST(a_block_that_is_stored_saves_less)
 {
     struct platform p = platform();
     struct placement_price x = price_of(&p);
@@ -68,7 +68,7 @@ static void a_block_that_is_stored_saves_less(void **state)
 
 /* After many stairs of a truncated context, a lost view costs a replay, so its chunks are worth
  * more. Losing a block whose state is in the store never costs more than a read. */
-static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
+TEST(a_chunk_of_a_late_stair_saves_a_share_of_the_replay)
 {
     struct platform p = platform();
     struct placement_price x = price_of(&p);
@@ -82,7 +82,7 @@ static void a_chunk_of_a_late_stair_saves_a_share_of_the_replay(void **state)
 }
 
 /* Corrections that were learned from restores change the price. */
-static void corrections_change_the_price(void **state)
+TEST(corrections_change_the_price)
 {
     struct platform p = platform();
     p.gemm_correction.log2 = 1; /* computing takes twice as long */
@@ -91,7 +91,7 @@ static void corrections_change_the_price(void **state)
          (2 * CHUNK_S - READ_S) / (2 * CHUNK_S));
 }
 
-static void values_are_bounded_and_1_where_nothing_is_known(void **state)
+TEST(values_are_bounded_and_1_where_nothing_is_known)
 {
     struct platform p = platform();
     p.tier[0].bytes_per_s = 1e3; /* reading takes longer than computing */
@@ -104,16 +104,4 @@ static void values_are_bounded_and_1_where_nothing_is_known(void **state)
     platform_init(&p); /* nothing has been measured */
     x = price_of(&p);
     near(placement_price_stored(&x, 64, 0, CHUNK_BYTES), 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_chunk_saves_computing_without_reading),
-        cmocka_unit_test(a_block_that_is_stored_saves_less),
-        cmocka_unit_test(a_chunk_of_a_late_stair_saves_a_share_of_the_replay),
-        cmocka_unit_test(corrections_change_the_price),
-        cmocka_unit_test(values_are_bounded_and_1_where_nothing_is_known),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,7 +64,7 @@ static void loop(uint32_t n, bool holds)
         ask(i % 80, 1, holds && i % 80 < 40 ? UINT32_MAX : (uint32_t)lot);
 }
 
-static void holding_a_part_of_a_loop_pays(void **state)
+TEST_WITH(holding_a_part_of_a_loop_pays, begin, end)
 {
     loop(2000, true);
     assert_true(placement_trial_pays(t));
@@ -83,7 +83,7 @@ static void hold_the_useless(uint32_t n)
     }
 }
 
-static void holding_what_is_used_once_does_not_pay(void **state)
+TEST_WITH(holding_what_is_used_once_does_not_pay, begin, end)
 {
     hold_the_useless(200);
     assert_false(placement_trial_pays(t));
@@ -91,7 +91,7 @@ static void holding_what_is_used_once_does_not_pay(void **state)
 }
 
 /* Without uses that tell the two policies apart there is no evidence, so the tier follows LRU. */
-static void without_a_difference_lru_is_followed(void **state)
+TEST_WITH(without_a_difference_lru_is_followed, begin, end)
 {
     loop(2000, false);
     assert_true(t->gain == 0);
@@ -99,7 +99,7 @@ static void without_a_difference_lru_is_followed(void **state)
 }
 
 /* A few requests are too little evidence: until there are enough, `ours` is followed. */
-static void the_first_requests_are_not_judged(void **state)
+TEST_WITH(the_first_requests_are_not_judged, begin, end)
 {
     assert_true(placement_trial_pays(t));
     hold_the_useless(10);
@@ -107,7 +107,7 @@ static void the_first_requests_are_not_judged(void **state)
 }
 
 /* Until the tier is full, both caches hold everything and no request is judged. */
-static void a_tier_with_room_is_not_judged(void **state)
+TEST_WITH(a_tier_with_room_is_not_judged, begin, end)
 {
     for (uint32_t i = 0; i < 500; i++) {
         placement_trial_use(t, i);
@@ -119,7 +119,7 @@ static void a_tier_with_room_is_not_judged(void **state)
 }
 
 /* Old gains fade, so the judgement follows a load that changes in either direction. */
-static void the_judgement_follows_the_load(void **state)
+TEST_WITH(the_judgement_follows_the_load, begin, end)
 {
     loop(2000, true);
     assert_true(placement_trial_pays(t));
@@ -131,7 +131,7 @@ static void the_judgement_follows_the_load(void **state)
 
 /* Gains and losses of requests that cancel each other out leave a sum within its spread, which is
  * no evidence. */
-static void a_gain_within_its_spread_is_no_evidence(void **state)
+TEST_WITH(a_gain_within_its_spread_is_no_evidence, begin, end)
 {
     hold_the_useless(200);
     assert_false(placement_trial_pays(t));
@@ -148,7 +148,7 @@ static void a_gain_within_its_spread_is_no_evidence(void **state)
 /* `ours` stays in use only while its gain exceeds the gain's spread, and is used again only when it
  * does. For the return the gain must also be a minimum share of the uses; for staying any share
  * suffices. */
-static void ours_ends_once_its_gain_is_within_the_spread(void **state)
+TEST_WITH(ours_ends_once_its_gain_is_within_the_spread, begin, end)
 {
     loop(2000, true);
     assert_true(placement_trial_pays(t));
@@ -167,7 +167,7 @@ static void ours_ends_once_its_gain_is_within_the_spread(void **state)
 
 /* A path of slots ends at its first miss. Slots after the miss cannot be restored, so they do not
  * count as hits. */
-static void a_path_ends_at_its_first_miss(void **state)
+TEST_WITH(a_path_ends_at_its_first_miss, begin, end)
 {
     ask(0, 10, UINT32_MAX);
     for (uint32_t i = 0; i < 41; i++) /* LRU loses the last of the ten slots */
@@ -191,7 +191,7 @@ static void a_path_ends_at_its_first_miss(void **state)
     assert_true(t->gain > before * exp2(-0.001) + 1.9);
 }
 
-static void a_forgotten_slot_is_in_neither_cache(void **state)
+TEST_WITH(a_forgotten_slot_is_in_neither_cache, begin, end)
 {
     struct rng r = {5};
     for (int i = 0; i < 20000; i++) {
@@ -206,23 +206,4 @@ static void a_forgotten_slot_is_in_neither_cache(void **state)
         assert_true(t->lru.n <= ROOM && t->ours.n <= ROOM);
     }
     assert_true(is_sound(&t->lru) && is_sound(&t->ours));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(holding_a_part_of_a_loop_pays, begin, end),
-        cmocka_unit_test_setup_teardown(holding_what_is_used_once_does_not_pay, begin, end),
-        cmocka_unit_test_setup_teardown(without_a_difference_lru_is_followed, begin, end),
-        cmocka_unit_test_setup_teardown(the_first_requests_are_not_judged, begin, end),
-        cmocka_unit_test_setup_teardown(a_tier_with_room_is_not_judged, begin, end),
-        cmocka_unit_test_setup_teardown(the_judgement_follows_the_load, begin, end),
-        cmocka_unit_test_setup_teardown(a_gain_within_its_spread_is_no_evidence, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(ours_ends_once_its_gain_is_within_the_spread, begin,
-                                        end),
-        cmocka_unit_test_setup_teardown(a_path_ends_at_its_first_miss, begin, end),
-        cmocka_unit_test_setup_teardown(a_forgotten_slot_is_in_neither_cache, begin, end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

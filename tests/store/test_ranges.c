@@ -42,7 +42,7 @@ static struct chunk_node *node_of(struct store *s, const struct sha256 *key)
     return catalog_find(&s->catalog, key);
 }
 
-static void lookups(void **state)
+TEST(lookups)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N];
@@ -79,7 +79,7 @@ static void lookups(void **state)
 }
 
 /* A chunk behind those that are asked for is damaged. */
-static void hits_that_stand(void **state)
+TEST(hits_that_stand)
 {
     struct store *s = store_make("dram");
     struct sha256 keys[N];
@@ -113,7 +113,7 @@ static void must_be_pinned(struct store *s, const struct sha256 *keys, unsigned 
     assert_int_equal(store_each_pin(s, count_pin, (void *)(uintptr_t)keys), 0);
 }
 
-static void pins(void **state)
+TEST(pins)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N];
@@ -137,7 +137,7 @@ static void pins(void **state)
 }
 
 /* The keys around the chain name a chunk that is not stored, then chunks of other contexts. */
-static void guarantees(void **state)
+TEST(guarantees)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N + 2], others[2][N];
@@ -172,7 +172,7 @@ static void guarantees(void **state)
     store_end(s);
 }
 
-static void drops(void **state)
+TEST(drops)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N];
@@ -195,7 +195,7 @@ static int turns(struct store *s, const struct sha256 *keys)
     return said;
 }
 
-static void expected_uses(void **state)
+TEST(expected_uses)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N];
@@ -214,7 +214,7 @@ static void expected_uses(void **state)
     store_end(s);
 }
 
-static void erasures(void **state)
+TEST(erasures)
 {
     struct store *s = store_make("sim");
     struct sha256 keys[N];
@@ -241,7 +241,7 @@ static void erasures(void **state)
 }
 
 /* Erasing an owner adds up what each of its contexts has lost. One context is in use. */
-static void an_owner_in_sum(void **state)
+TEST(an_owner_in_sum)
 {
     const struct st_ctx mine[] = {{.base = 4, .own = 4, .salt = "x"},
                                   {.base = 5, .own = 5, .salt = "x"},
@@ -273,7 +273,7 @@ static void an_owner_in_sum(void **state)
 
 /* A sample has full chunks of the model, first those that others continue, and is no use of
  * them. */
-static void samples(void **state)
+TEST(samples)
 {
     struct store *s = store_make("sim");
     struct st_ctx foreign = {.base = 9, .own = 9, .model = 5};
@@ -302,16 +302,4 @@ static void samples(void **state)
     assert_int_equal(store_sample(s, &other, ALL, hits), 2);
     store_release(s, hits, 2);
     store_end(s);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(lookups),  cmocka_unit_test(hits_that_stand),
-        cmocka_unit_test(pins),     cmocka_unit_test(guarantees),
-        cmocka_unit_test(drops),    cmocka_unit_test(expected_uses),
-        cmocka_unit_test(erasures), cmocka_unit_test(an_owner_in_sum),
-        cmocka_unit_test(samples),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

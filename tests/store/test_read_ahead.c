@@ -79,7 +79,7 @@ static void fetch(struct owner *o, struct line *l, int at)
     read_ahead_end(&l->ahead, true, true);
 }
 
-static void the_earliest_turn_comes_first_from_its_beginning(void **state)
+TEST(the_earliest_turn_comes_first_from_its_beginning)
 {
     struct owner o = roomy();
     struct line a, b, c, d;
@@ -104,7 +104,7 @@ static void the_earliest_turn_comes_first_from_its_beginning(void **state)
     assert_int_equal(o.list.n, 4);
 }
 
-static void fewer_than_four_chunks_are_not_worth_a_fetch(void **state)
+TEST(fewer_than_four_chunks_are_not_worth_a_fetch)
 {
     struct owner o = roomy();
     struct line a, b;
@@ -118,7 +118,7 @@ static void fewer_than_four_chunks_are_not_worth_a_fetch(void **state)
     assert_none(&o);
 }
 
-static void a_context_ends_at_a_chunk_that_is_not_stored(void **state)
+TEST(a_context_ends_at_a_chunk_that_is_not_stored)
 {
     struct owner o = roomy();
     struct line a, b;
@@ -132,7 +132,7 @@ static void a_context_ends_at_a_chunk_that_is_not_stored(void **state)
 
 /* Copies that the policy does not know as needed may be dropped at once. Such a chunk is not
  * fetched a second time. */
-static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state)
+TEST(a_chunk_that_counted_as_not_needed_is_not_fetched_again)
 {
     struct owner o = roomy();
     struct line a;
@@ -149,7 +149,7 @@ static void a_chunk_that_counted_as_not_needed_is_not_fetched_again(void **state
 
 /* A write dropped chunks that requests at turns 20 and 30 need. They are fetched again, even if
  * they are fewer than four. Wants of earlier turns are not looked at again. */
-static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
+TEST(a_needed_chunk_that_was_dropped_is_fetched_again)
 {
     struct owner o = roomy();
     struct placement_item victim = {.rank = PLACEMENT_ORDINARY, .order = ~(uint64_t)20};
@@ -177,7 +177,7 @@ static void a_needed_chunk_that_was_dropped_is_fetched_again(void **state)
     assert_none(&o);
 }
 
-static void a_failed_fetch_ends_those_of_its_want_only(void **state)
+TEST(a_failed_fetch_ends_those_of_its_want_only)
 {
     struct owner o = roomy();
     struct line a, b;
@@ -190,7 +190,7 @@ static void a_failed_fetch_ends_those_of_its_want_only(void **state)
 }
 
 /* A chunk that is too large for memory fails its own want and does not block later wants. */
-static void a_chunk_that_is_too_large_is_passed_over(void **state)
+TEST(a_chunk_that_is_too_large_is_passed_over)
 {
     struct owner o = roomy();
     struct line a, b;
@@ -203,7 +203,7 @@ static void a_chunk_that_is_too_large_is_passed_over(void **state)
 /* Memory is full. A want may displace chunks that no request needs, or that a later turn needs, but
  * never chunks of its own turn or an earlier one. Until there is room, nothing is fetched for later
  * turns. */
-static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
+TEST(a_later_turn_never_takes_the_room_of_an_earlier_one)
 {
     struct owner o = roomy();
     struct placement_item victim = {.rank = PLACEMENT_ORDINARY};
@@ -226,19 +226,4 @@ static void a_later_turn_never_takes_the_room_of_an_earlier_one(void **state)
     assert_int_equal(choose(&o, &l, &at), READ_AHEAD_NO_ROOM);
     o.room.free_bytes = 1; /* exactly the room that the chunk takes */
     assert_fetch(&o, &a, 0);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_earliest_turn_comes_first_from_its_beginning),
-        cmocka_unit_test(fewer_than_four_chunks_are_not_worth_a_fetch),
-        cmocka_unit_test(a_context_ends_at_a_chunk_that_is_not_stored),
-        cmocka_unit_test(a_chunk_that_counted_as_not_needed_is_not_fetched_again),
-        cmocka_unit_test(a_needed_chunk_that_was_dropped_is_fetched_again),
-        cmocka_unit_test(a_failed_fetch_ends_those_of_its_want_only),
-        cmocka_unit_test(a_chunk_that_is_too_large_is_passed_over),
-        cmocka_unit_test(a_later_turn_never_takes_the_room_of_an_earlier_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,7 +37,7 @@ static void on_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
     *g = (struct progress){done_bytes, all_bytes, g->n_calls + 1};
 }
 
-static void large_records(void **state)
+TEST(large_records)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct st_place p;
@@ -123,7 +123,7 @@ static void reading_end(struct reading *g)
     st_place_close(&g->p);
 }
 
-static void few_at_a_time(void **state)
+TEST(few_at_a_time)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct reading g;
@@ -153,7 +153,7 @@ static void few_at_a_time(void **state)
     }
 }
 
-static void reads_that_cannot_be(void **state)
+TEST(reads_that_cannot_be)
 {
     struct reading g;
     struct err err = {0};
@@ -177,7 +177,7 @@ static void reads_that_cannot_be(void **state)
 
 /* A damaged record from the page cache is read again from the disk. The page cache is not used any
  * more. A record that is damaged on the disk, too, is refused. */
-static void a_damaged_page_is_read_again(void **state)
+TEST(a_damaged_page_is_read_again)
 {
     struct reading g;
     struct err err = {0};
@@ -203,7 +203,7 @@ static void a_damaged_page_is_read_again(void **state)
     reading_end(&g);
 }
 
-static void closed_while_reading(void **state)
+TEST(closed_while_reading)
 {
     static const char *const on[] = {"sim", "pread", "dram"};
     for (size_t i = 0; i < 3; i++) {
@@ -217,7 +217,7 @@ static void closed_while_reading(void **state)
     }
 }
 
-static void no_queue(void **state)
+TEST(no_queue)
 {
     struct st_place p;
     struct err err = {0};
@@ -263,7 +263,7 @@ static void make_elsewhere(struct reading *g)
 }
 
 /* Packed records begin anywhere, and encrypted ones come with their key. */
-static void places_of_every_form(void **state)
+TEST(places_of_every_form)
 {
     for (int i = 0; i < 2; i++) {
         struct reading g;
@@ -276,7 +276,7 @@ static void places_of_every_form(void **state)
 }
 
 /* Reads a record without the store, at the place that the store reports. */
-static void places_for_others(void **state)
+TEST(places_for_others)
 {
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
         struct reading g;
@@ -313,19 +313,4 @@ static void places_for_others(void **state)
         assert_false(store_has_files(g.s));
         reading_end(&g);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_records),
-        cmocka_unit_test(few_at_a_time),
-        cmocka_unit_test(places_for_others),
-        cmocka_unit_test(places_of_every_form),
-        cmocka_unit_test(reads_that_cannot_be),
-        cmocka_unit_test(closed_while_reading),
-        cmocka_unit_test(no_queue),
-        cmocka_unit_test(a_damaged_page_is_read_again),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

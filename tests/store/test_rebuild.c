@@ -52,7 +52,7 @@ static void keeps_its_index(struct st_place *p, unsigned on, const char *path)
 
 /* Power may fail before the old index is removed. Without the marker the store would then look
  * empty. */
-static void nothing_is_removed_before_the_marker_is_durable(void **state)
+TEST(nothing_is_removed_before_the_marker_is_durable)
 {
     struct st_place p;
     damaged(&p);
@@ -72,7 +72,7 @@ static void nothing_is_removed_before_the_marker_is_durable(void **state)
 
 /* The next opening rebuilds the index again after an interrupted rebuild, even if the index looks
  * complete. */
-static void a_marker_that_was_left_means_a_rebuild(void **state)
+TEST(a_marker_that_was_left_means_a_rebuild)
 {
     struct st_place p;
     struct io_file *f;
@@ -89,7 +89,7 @@ static void a_marker_that_was_left_means_a_rebuild(void **state)
 }
 
 /* Chunks that are written after a rebuild have higher ids than all chunks before it. */
-static void ids_go_on_after_the_newest_chunk(void **state)
+TEST(ids_go_on_after_the_newest_chunk)
 {
     struct st_place p;
     struct err err = {0};
@@ -108,7 +108,7 @@ static void ids_go_on_after_the_newest_chunk(void **state)
 
 /* A disk that fails any read of a rebuild fails it, because the records there may be good. Nothing
  * is lost: the next opening finds all chunks. */
-static void a_read_that_fails_is_an_error(void **state)
+TEST(a_read_that_fails_is_an_error)
 {
     struct st_place p;
     struct err err = {0};
@@ -137,7 +137,7 @@ static void a_read_that_fails_is_an_error(void **state)
 
 /* Records beyond the end of a cut file are lost, and nothing else: the chunks have other records in
  * the other folder. */
-static void a_cut_file_loses_the_records_behind_its_end(void **state)
+TEST(a_cut_file_loses_the_records_behind_its_end)
 {
     uint64_t whole = 0, left = 0; /* the file's last block has no records yet */
     for (uint64_t cut = STORE_ALIGN; left == whole; cut += STORE_ALIGN) {
@@ -181,7 +181,7 @@ static void lose_row(struct io *io)
 
 /* A rebuild forgets the chunks that the damaged index named, and their space, if their file is
  * gone. */
-static void a_rebuild_begins_from_nothing(void **state)
+TEST(a_rebuild_begins_from_nothing)
 {
     enum { MANY = 20 };
     struct st_place p;
@@ -214,17 +214,4 @@ static void a_rebuild_begins_from_nothing(void **state)
     assert_string_equal(why, "not stored");
     assert_true(store_audit(s));
     st_close(s, &p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_is_removed_before_the_marker_is_durable),
-        cmocka_unit_test(a_marker_that_was_left_means_a_rebuild),
-        cmocka_unit_test(ids_go_on_after_the_newest_chunk),
-        cmocka_unit_test(a_read_that_fails_is_an_error),
-        cmocka_unit_test(a_cut_file_loses_the_records_behind_its_end),
-        cmocka_unit_test(a_rebuild_begins_from_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -68,7 +68,7 @@ static int erase(struct store *s, const struct st_ctx *c, struct err *err)
     return store_erase(s, keys, N, &e, err);
 }
 
-static void erasing_works(void **state)
+TEST(erasing_works)
 {
     for (int with = 0; with < 2; with++) {
         struct st_place p;
@@ -99,7 +99,7 @@ static void erasing_works(void **state)
     }
 }
 
-static void gc_works(void **state)
+TEST(gc_works)
 {
     struct st_place p;
     struct err err = {0};
@@ -118,7 +118,7 @@ static void gc_works(void **state)
 
 /* The cap is below the bytes stored, and on a full disk the index cannot remove rows. Even so the
  * store opens. */
-static void a_lower_cap_waits(void **state)
+TEST(a_lower_cap_waits)
 {
     struct st_place p;
     struct err err = {0};
@@ -141,7 +141,7 @@ static void a_lower_cap_waits(void **state)
 }
 
 /* The reserve takes 1/32 of the disk or of the cap, whole blocks, and at most 1 MiB. */
-static void its_size(void **state)
+TEST(its_size)
 {
     enum { MIB = 1 << 20 };
     static const struct {
@@ -178,15 +178,4 @@ static void its_size(void **state)
         assert_int_equal(st.allocated_bytes, cases[i].reserve_bytes);
         st_place_close(&p);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(erasing_works),
-        cmocka_unit_test(gc_works),
-        cmocka_unit_test(its_size),
-        cmocka_unit_test(a_lower_cap_waits),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -90,7 +90,7 @@ static int life(const char *kind, const uint8_t *key)
     return n;
 }
 
-static void files_show_nothing(void **state)
+TEST(files_show_nothing)
 {
     assert_true(life("sim", NULL) > 3 * N); /* shows that the search works */
     assert_int_equal(life("sim", st_key), 0);
@@ -111,7 +111,7 @@ static void refused(const struct st_place *p, const uint8_t *key, const char *wh
 }
 
 /* Also if a superblock is lost, and its content comes from the index or the other directory. */
-static void no_other_key_opens(void **state)
+TEST(no_other_key_opens)
 {
     for (int lost = -1; lost < 2; lost++) {
         struct st_place p;
@@ -139,7 +139,7 @@ static void no_other_key_opens(void **state)
 
 /* A parcel is plain, so stores with other keys take it. Bytes that changed since it was checked are
  * not stored. */
-static void parcels_go_between_keys(void **state)
+TEST(parcels_go_between_keys)
 {
     const uint8_t *const to[] = {NULL, other_key};
     for (int i = 0; i < 2; i++) {
@@ -233,7 +233,7 @@ static void two_left(const struct st_place *p, bool first, bool second)
 
 /* With an owner its key goes: a copy of all chunks and of the index does not bring it back, with or
  * without a rebuild. Other owners' chunks stay, and the owner may come again. */
-static void an_erased_owner_opens_nowhere(void **state)
+TEST(an_erased_owner_opens_nowhere)
 {
     for (int rebuilds = 0; rebuilds < 2; rebuilds++) {
         struct st_place p;
@@ -264,7 +264,7 @@ static void an_erased_owner_opens_nowhere(void **state)
 }
 
 /* Each key has two copies, of which one is enough, and mends the other. */
-static void keys_have_copies(void **state)
+TEST(keys_have_copies)
 {
     struct st_place p;
     open_two(&p);
@@ -283,16 +283,4 @@ static void keys_have_copies(void **state)
         two_left(&p, i < 2, true);
     }
     st_place_close(&p);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(files_show_nothing),
-        cmocka_unit_test(no_other_key_opens),
-        cmocka_unit_test(parcels_go_between_keys),
-        cmocka_unit_test(an_erased_owner_opens_nowhere),
-        cmocka_unit_test(keys_have_copies),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

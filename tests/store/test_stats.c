@@ -99,7 +99,7 @@ static void must_be(struct store *s, const struct store_stats *want)
 #undef SAME
 }
 
-static void numbers_follow_a_life(void **state)
+TEST(numbers_follow_a_life)
 {
     struct store *s = store_make();
     struct store_stats want = {
@@ -209,7 +209,7 @@ static void numbers_follow_a_life(void **state)
 }
 
 /* file_bytes is the length of all segment files. */
-static void lengths_of_files(void **state)
+TEST(lengths_of_files)
 {
     struct store *s = store_make();
     uint64_t n_bytes = 0;
@@ -258,7 +258,7 @@ static int find(const struct listing *l, const struct sha256 *key)
     return -1;
 }
 
-static void fields_of_a_listing(void **state)
+TEST(fields_of_a_listing)
 {
     struct store *s = store_make();
     struct listing l = {.most = -1};
@@ -320,7 +320,7 @@ static void fields_of_a_listing(void **state)
 }
 
 /* Parents stand before their children, and every branch is listed once. */
-static void branches_of_a_listing(void **state)
+TEST(branches_of_a_listing)
 {
     struct store *s = store_make();
     struct listing l = {.most = -1};
@@ -344,7 +344,7 @@ static void branches_of_a_listing(void **state)
 
 /* --- names and defaults ----------------------------------------------------------------------- */
 
-static void names_and_defaults(void **state)
+TEST(names_and_defaults)
 {
     static const char *const misses[] = {"absent",  "evicted",    "uncommitted",
                                          "damaged", "unreadable", "other_state"};
@@ -374,14 +374,4 @@ static void names_and_defaults(void **state)
         st_place_close(&place);
     }
     store_close(NULL);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(numbers_follow_a_life), cmocka_unit_test(lengths_of_files),
-        cmocka_unit_test(fields_of_a_listing),   cmocka_unit_test(branches_of_a_listing),
-        cmocka_unit_test(names_and_defaults),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

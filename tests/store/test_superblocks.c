@@ -52,7 +52,7 @@ static void both_copies_hold(struct io *io, const char *path)
 
 /* A damaged copy of the superblock is rewritten at the first opening for writing, wherever power
  * fails meanwhile. The next damage may hit the other copy. */
-static void a_damaged_copy_is_mended(void **state)
+TEST(a_damaged_copy_is_mended)
 {
     uint64_t n_crashes = 0;
     for (int copy = 0; copy < 2; copy++) {
@@ -92,7 +92,7 @@ static void a_damaged_copy_is_mended(void **state)
 
 /* If the damaged copy cannot be rewritten, the store works with the other one. Opening for reading
  * rewrites nothing. */
-static void a_copy_that_cannot_be_mended(void **state)
+TEST(a_copy_that_cannot_be_mended)
 {
     struct st_place p;
     struct store_verify v;
@@ -123,7 +123,7 @@ static void a_copy_that_cannot_be_mended(void **state)
 }
 
 /* An index of another version is refused with its number and not changed. */
-static void other_index_versions(void **state)
+TEST(other_index_versions)
 {
     for (uint32_t version = 0; version < 4; version++) {
         if (version == 2)
@@ -158,14 +158,4 @@ static void other_index_versions(void **state)
         io_file_close(f);
         st_place_close(&p);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_damaged_copy_is_mended),
-        cmocka_unit_test(a_copy_that_cannot_be_mended),
-        cmocka_unit_test(other_index_versions),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

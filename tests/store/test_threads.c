@@ -202,38 +202,28 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     st_place_close(&p);
 }
 
-static void dram(void **state)
+TEST(dram)
 {
     together("dram", 0, 0);
 }
 
-static void sim(void **state)
+TEST(sim)
 {
     together("sim", 0, 0);
 }
 
 /* The arena holds 16 of the 20 chunks. */
-static void sim_with_copies(void **state)
+TEST(sim_with_copies)
 {
     together("sim", 0, 1 << 20);
 }
 
-static void sim_with_cap(void **state)
+TEST(sim_with_cap)
 {
     together("sim", 16 * 70000, 0);
 }
 
-static void uring(void **state)
+TEST(uring)
 {
     together("uring", 0, 1 << 20);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dram),         cmocka_unit_test(sim),
-        cmocka_unit_test(sim_with_cap), cmocka_unit_test(sim_with_copies),
-        cmocka_unit_test(uring),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

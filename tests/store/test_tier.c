@@ -144,7 +144,7 @@ static bool arena_is_zero(void)
 
 /* --- where copies come from ------------------------------------------------------------------- */
 
-static void written_chunks_are_read_from_dram(void **state)
+TEST(written_chunks_are_read_from_dram)
 {
     struct err err = {0};
     struct store_stats st;
@@ -170,7 +170,7 @@ static void written_chunks_are_read_from_dram(void **state)
 }
 
 /* A copy has its records as they lie in the extent, also where they share blocks. */
-static void packed_records_are_read_from_dram(void **state)
+TEST(packed_records_are_read_from_dram)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -184,7 +184,7 @@ static void packed_records_are_read_from_dram(void **state)
     end(s);
 }
 
-static void records_that_are_added_have_copies_of_their_own(void **state)
+TEST(records_that_are_added_have_copies_of_their_own)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -200,7 +200,7 @@ static void records_that_are_added_have_copies_of_their_own(void **state)
     end(s);
 }
 
-static void a_restart_begins_without_copies(void **state)
+TEST(a_restart_begins_without_copies)
 {
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = begin();
@@ -214,7 +214,7 @@ static void a_restart_begins_without_copies(void **state)
 
 /* Closing with a full arena returns at once: the arena is freed and neither zeroed nor written
  * anywhere. */
-static void closing_does_not_touch_the_arena(void **state)
+TEST(closing_does_not_touch_the_arena)
 {
     struct st_ctx c = {.base = 1, .own = 1};
     struct store *s = begin();
@@ -227,7 +227,7 @@ static void closing_does_not_touch_the_arena(void **state)
     st_place_close(&place);
 }
 
-static void a_write_that_fails_leaves_no_copy(void **state)
+TEST(a_write_that_fails_leaves_no_copy)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -253,7 +253,7 @@ static void a_write_that_fails_leaves_no_copy(void **state)
 
 /* --- a full arena ----------------------------------------------------------------------------- */
 
-static void a_full_arena_keeps_a_sixteenth_free(void **state)
+TEST(a_full_arena_keeps_a_sixteenth_free)
 {
     struct st_ctx c[3];
     struct store *s = begin();
@@ -277,7 +277,7 @@ static void a_full_arena_keeps_a_sixteenth_free(void **state)
 }
 
 /* The first context was used last, so the second loses the copies of its last chunks. */
-static void copies_that_were_used_last_stay(void **state)
+TEST(copies_that_were_used_last_stay)
 {
     struct st_ctx c[3];
     struct store *s = begin();
@@ -293,7 +293,7 @@ static void copies_that_were_used_last_stay(void **state)
 }
 
 /* Waiting requests need the oldest context. Policies that look ahead keep its copies. */
-static void copies_for_waiting_requests_stay(void **state)
+TEST(copies_for_waiting_requests_stay)
 {
     struct st_ctx c[3];
     struct sha256 keys[7];
@@ -317,7 +317,7 @@ static void copies_for_waiting_requests_stay(void **state)
 }
 
 /* A hint says when the oldest context is used next. The policy `ours` keeps its copies. */
-static void copies_with_a_hint_stay(void **state)
+TEST(copies_with_a_hint_stay)
 {
     static const struct store_use hint = {.reuse_in_s = 3600};
     for (int hinted = 0; hinted < 2; hinted++) {
@@ -359,7 +359,7 @@ static void hold(struct store *s, const struct st_ctx *c, int n, bool is_held)
 
 /* Copies of chunks that the caller holds itself are evicted first, even if they were used last. It
  * does not matter whether the copies were made before or after the chunks were held. */
-static void what_the_caller_holds_goes_first(void **state)
+TEST(what_the_caller_holds_goes_first)
 {
     for (int before = 0; before < 2; before++) {
         struct st_ctx c[3];
@@ -390,7 +390,7 @@ static void what_the_caller_holds_goes_first(void **state)
 
 /* Two of the caller's blocks have the same state. After one of them is released, the chunk still
  * counts as held. */
-static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
+TEST(a_chunk_that_is_held_twice_is_let_go_twice)
 {
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
     struct store *s = begin();
@@ -406,7 +406,7 @@ static void a_chunk_that_is_held_twice_is_let_go_twice(void **state)
 }
 
 /* A chunk that its owner dropped is evicted first, in DRAM as in the store. A use ends that. */
-static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
+TEST(a_chunk_that_is_used_again_is_not_dropped_any_more)
 {
     struct st_ctx c = {.base = 1, .own = 1}, other = {.base = 2, .own = 2};
     struct sha256 keys[7];
@@ -422,7 +422,7 @@ static void a_chunk_that_is_used_again_is_not_dropped_any_more(void **state)
     end(s);
 }
 
-static void a_chunk_that_is_read_is_not_dropped(void **state)
+TEST(a_chunk_that_is_read_is_not_dropped)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -455,7 +455,7 @@ static void a_chunk_that_is_read_is_not_dropped(void **state)
 
 /* Half of the arena is free, but in small holes. The tier's thread joins them into one hole that is
  * large enough. */
-static void free_room_in_small_holes_is_joined(void **state)
+TEST(free_room_in_small_holes_is_joined)
 {
     struct err err = {0};
     struct sha256 key;
@@ -481,7 +481,7 @@ static void free_room_in_small_holes_is_joined(void **state)
     end(s);
 }
 
-static void a_chunk_that_is_too_large_has_no_copy(void **state)
+TEST(a_chunk_that_is_too_large_has_no_copy)
 {
     struct err err = {0};
     const struct st_shape large = {.n_layers = 3, .n_bytes = {5000, 20000}};
@@ -556,7 +556,7 @@ static void fetch_all(struct store *s, struct store_fetcher *f)
     }
 }
 
-static void what_waits_is_fetched(void **state)
+TEST(what_waits_is_fetched)
 {
     struct st_ctx c[2];
     struct store *s = begin_cold(c, 2);
@@ -587,7 +587,7 @@ static double price(struct store *s, const struct st_ctx *c, int n)
 
 /* Providing memory takes time, which a fetch must pay for. Memory that is provided ahead costs
  * nothing, nor do existing copies, nor memory from the caller's own functions. */
-static void memory_that_is_not_provided_has_a_price(void **state)
+TEST(memory_that_is_not_provided_has_a_price)
 {
     enum { PART = 4 }; /* a fetch needs at least so many chunks */
     struct st_ctx c[2];
@@ -623,7 +623,7 @@ static void memory_that_is_not_provided_has_a_price(void **state)
 }
 
 /* 192 tokens are too few for a fetch, as a whole context and as a part of a longer one. */
-static void little_is_not_fetched(void **state)
+TEST(little_is_not_fetched)
 {
     struct st_ctx c[1];
     struct sha256 keys[LONG];
@@ -649,7 +649,7 @@ static void little_is_not_fetched(void **state)
 }
 
 /* A chunk that the caller holds in its own memory is not fetched. The chunks after it are. */
-static void what_the_caller_holds_is_not_fetched(void **state)
+TEST(what_the_caller_holds_is_not_fetched)
 {
     struct st_ctx c[1];
     struct sha256 keys[LONG];
@@ -673,7 +673,7 @@ static void what_the_caller_holds_is_not_fetched(void **state)
 /* Three contexts of seven chunks wait, and the arena has room for sixteen. The last context in the
  * queue gets the remaining room. It takes none from the others, in whatever order they are
  * announced. */
-static void earlier_turns_come_first(void **state)
+TEST(earlier_turns_come_first)
 {
     struct st_ctx c[3];
     struct store *s = begin_cold(c, 3);
@@ -708,7 +708,7 @@ static void earlier_turns_come_first(void **state)
 /* The policy does not know that a waiting request needs these copies, so it may drop one. A dropped
  * copy is not fetched again for the same request; otherwise fetching and dropping would alternate
  * for ever. */
-static void a_chunk_is_fetched_once_for_a_request(void **state)
+TEST(a_chunk_is_fetched_once_for_a_request)
 {
     struct st_ctx c[3];
     struct sha256 keys[LONG];
@@ -736,7 +736,7 @@ static void settle(struct store *s)
 /* The copy of a chunk that is being written cannot be evicted. So the last request in the queue
  * loses a copy instead. No request needs the written chunk, so afterwards the lost copy is fetched
  * again and takes the place of the written chunk's copy. */
-static void a_copy_that_a_write_pushed_out_is_fetched_again(void **state)
+TEST(a_copy_that_a_write_pushed_out_is_fetched_again)
 {
     enum { REST = STAY - 2 * LONG };
     struct st_ctx c[3], new = {.base = 50, .own = 1};
@@ -771,7 +771,7 @@ static void flip_on_disk(struct st_place *p, struct store *s, const struct sha25
 }
 
 /* A chunk with wrong bytes is condemned once: no fetch tries it again. */
-static void a_damaged_chunk_is_condemned_once(void **state)
+TEST(a_damaged_chunk_is_condemned_once)
 {
     struct st_ctx c[1];
     struct sha256 keys[LONG];
@@ -798,7 +798,7 @@ static void a_damaged_chunk_is_condemned_once(void **state)
 
 /* The disk hangs or fails. No chunk is condemned, the chunks stay on the disk, and nothing more is
  * fetched for this request. */
-static void a_disk_that_hangs_ends_the_fetch(void **state)
+TEST(a_disk_that_hangs_ends_the_fetch)
 {
     const enum io_sim_fault_kind kinds[] = {IO_SIM_STUCK, IO_SIM_FAIL};
     for (int i = 0; i < 2; i++) {
@@ -830,7 +830,7 @@ static void a_disk_that_hangs_ends_the_fetch(void **state)
 
 /* A chunk is erased or condemned while it is being fetched, or its fetcher is closed. No copy of
  * the chunk stays. */
-static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
+TEST(what_goes_while_it_is_fetched_leaves_nothing)
 {
     for (int how = 0; how < 3; how++) {
         struct err err = {0};
@@ -866,7 +866,7 @@ static void what_goes_while_it_is_fetched_leaves_nothing(void **state)
     }
 }
 
-static void two_fetchers_share_the_work(void **state)
+TEST(two_fetchers_share_the_work)
 {
     struct st_ctx c[1];
     struct store *s = begin_cold(c, 1);
@@ -887,7 +887,7 @@ static void two_fetchers_share_the_work(void **state)
 
 /* --- copies end with their chunks ------------------------------------------------------------- */
 
-static void erasing_reaches_the_copy(void **state)
+TEST(erasing_reaches_the_copy)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -906,7 +906,7 @@ static void erasing_reaches_the_copy(void **state)
 
 /* A chunk is erased while a reader holds its copy. The copy's bytes stay until the reader has
  * released them. */
-static void erasing_waits_for_readers(void **state)
+TEST(erasing_waits_for_readers)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -938,7 +938,7 @@ static void erasing_waits_for_readers(void **state)
     end(s);
 }
 
-static void condemning_reaches_the_copy(void **state)
+TEST(condemning_reaches_the_copy)
 {
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
@@ -956,7 +956,7 @@ static void condemning_reaches_the_copy(void **state)
     end(s);
 }
 
-static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
+TEST(quota_cap_and_idle_eviction_reach_the_copy)
 {
     struct err err = {0};
     struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
@@ -978,7 +978,7 @@ static void quota_cap_and_idle_eviction_reach_the_copy(void **state)
 }
 
 /* Chunks whose time to live has passed leave no bytes in DRAM. */
-static void expiry_reaches_the_copy(void **state)
+TEST(expiry_reaches_the_copy)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -1004,7 +1004,7 @@ static void expiry_reaches_the_copy(void **state)
 
 /* A chunk whose parent is gone cannot be reached. gc removes it, and removes its copy before it
  * returns. */
-static void gc_reaches_the_copy(void **state)
+TEST(gc_reaches_the_copy)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -1025,7 +1025,7 @@ static void gc_reaches_the_copy(void **state)
 
 /* A full chunk supersedes a partial one. The commit removes the copy of the partial chunk, even if
  * a sequence still holds the chunk. */
-static void superseding_reaches_the_copy(void **state)
+TEST(superseding_reaches_the_copy)
 {
     for (int is_held = 0; is_held < 2; is_held++) {
         struct err err = {0};
@@ -1072,7 +1072,7 @@ static void superseding_reaches_the_copy(void **state)
 /* --- damage ----------------------------------------------------------------------------------- */
 
 /* A bit flips in DRAM: the copy is dropped, and the chunk on the disk stays. */
-static void a_damaged_copy_condemns_nothing(void **state)
+TEST(a_damaged_copy_condemns_nothing)
 {
     struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
@@ -1106,7 +1106,7 @@ static void *scarce_get(void *arg, size_t bytes)
 
 /* Memory is scarce. Copies that the user asked for then give an error. By default the arena becomes
  * smaller, or there is none. */
-static void copies_take_less_where_memory_is_scarce(void **state)
+TEST(copies_take_less_where_memory_is_scarce)
 {
     const struct {
         size_t most;
@@ -1142,44 +1142,6 @@ static void copies_take_less_where_memory_is_scarce(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_take_less_where_memory_is_scarce),
-        cmocka_unit_test(written_chunks_are_read_from_dram),
-        cmocka_unit_test(packed_records_are_read_from_dram),
-        cmocka_unit_test(records_that_are_added_have_copies_of_their_own),
-        cmocka_unit_test(a_restart_begins_without_copies),
-        cmocka_unit_test(closing_does_not_touch_the_arena),
-        cmocka_unit_test(a_write_that_fails_leaves_no_copy),
-        cmocka_unit_test(a_full_arena_keeps_a_sixteenth_free),
-        cmocka_unit_test(copies_that_were_used_last_stay),
-        cmocka_unit_test(copies_for_waiting_requests_stay),
-        cmocka_unit_test(copies_with_a_hint_stay),
-        cmocka_unit_test(what_the_caller_holds_goes_first),
-        cmocka_unit_test(a_chunk_that_is_held_twice_is_let_go_twice),
-        cmocka_unit_test(a_chunk_that_is_used_again_is_not_dropped_any_more),
-        cmocka_unit_test(a_chunk_that_is_read_is_not_dropped),
-        cmocka_unit_test(free_room_in_small_holes_is_joined),
-        cmocka_unit_test(a_chunk_that_is_too_large_has_no_copy),
-        cmocka_unit_test(what_waits_is_fetched),
-        cmocka_unit_test(memory_that_is_not_provided_has_a_price),
-        cmocka_unit_test(little_is_not_fetched),
-        cmocka_unit_test(what_the_caller_holds_is_not_fetched),
-        cmocka_unit_test(earlier_turns_come_first),
-        cmocka_unit_test(a_chunk_is_fetched_once_for_a_request),
-        cmocka_unit_test(a_copy_that_a_write_pushed_out_is_fetched_again),
-        cmocka_unit_test(a_damaged_chunk_is_condemned_once),
-        cmocka_unit_test(a_disk_that_hangs_ends_the_fetch),
-        cmocka_unit_test(what_goes_while_it_is_fetched_leaves_nothing),
-        cmocka_unit_test(two_fetchers_share_the_work),
-        cmocka_unit_test(erasing_reaches_the_copy),
-        cmocka_unit_test(erasing_waits_for_readers),
-        cmocka_unit_test(condemning_reaches_the_copy),
-        cmocka_unit_test(quota_cap_and_idle_eviction_reach_the_copy),
-        cmocka_unit_test(expiry_reaches_the_copy),
-        cmocka_unit_test(gc_reaches_the_copy),
-        cmocka_unit_test(superseding_reaches_the_copy),
-        cmocka_unit_test(a_damaged_copy_condemns_nothing),
-    };
     strict_store_allows_waits = true;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -110,7 +110,7 @@ static struct files filled(const struct st_place *p, const struct st_shape *shap
     return most;
 }
 
-static void everything_is_bounded(void **state)
+TEST(everything_is_bounded)
 {
     for (int n_dirs = 1; n_dirs <= 3; n_dirs += 2) {
         struct st_place p;
@@ -128,7 +128,7 @@ static void everything_is_bounded(void **state)
 }
 
 /* Extents of 8 KiB: the index reaches its share before the segments reach theirs. */
-static void small_extents_are_bounded_by_the_index(void **state)
+TEST(small_extents_are_bounded_by_the_index)
 {
     struct st_place p;
     struct store_stats st;
@@ -142,7 +142,7 @@ static void small_extents_are_bounded_by_the_index(void **state)
 }
 
 /* A store that is opened again knows how full its index is, even if it was not closed. */
-static void it_holds_after_opening_again(void **state)
+TEST(it_holds_after_opening_again)
 {
     struct st_place p;
     struct err err = {0};
@@ -159,7 +159,7 @@ static void it_holds_after_opening_again(void **state)
     st_place_close(&p);
 }
 
-static void a_cap_that_leaves_nothing_is_refused(void **state)
+TEST(a_cap_that_leaves_nothing_is_refused)
 {
     struct st_place p;
     struct store *s;
@@ -180,7 +180,7 @@ static void a_cap_that_leaves_nothing_is_refused(void **state)
 
 /* The shares of a bound on all files, as space.h describes them. The numbers were added up by
  * hand. */
-static void shares_of_a_cap(void **state)
+TEST(shares_of_a_cap)
 {
     static struct space s;
     static const struct {
@@ -228,7 +228,7 @@ static void shares_of_a_cap(void **state)
 }
 
 /* Pins and rows in the index's share, at the last number that fits and at the next one. */
-static void the_share_of_the_index(void **state)
+TEST(the_share_of_the_index)
 {
     static struct space s;
     static struct catalog cat;
@@ -261,17 +261,4 @@ static void the_share_of_the_index(void **state)
     assert_true(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
     index_bytes++;
     assert_false(space_index_has_room(&s, &cat, index_bytes, 4, 8192 + 12288));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(everything_is_bounded),
-        cmocka_unit_test(small_extents_are_bounded_by_the_index),
-        cmocka_unit_test(it_holds_after_opening_again),
-        cmocka_unit_test(a_cap_that_leaves_nothing_is_refused),
-        cmocka_unit_test(shares_of_a_cap),
-        cmocka_unit_test(the_share_of_the_index),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,7 +46,7 @@ static void check_token(const struct truncation *t, int64_t p)
 }
 
 /* Chunks have one cut, positions stay below C, and the closed form equals the definition. */
-static void the_arithmetic_is_the_definition(void **state)
+TEST(the_arithmetic_is_the_definition)
 {
     for (int64_t c = 3 * UNIT; c <= MAX_C; c += UNIT) {
         for (int64_t s = UNIT; s <= c - 2 * UNIT; s += UNIT) {
@@ -70,7 +70,7 @@ static void the_arithmetic_is_the_definition(void **state)
 
 /* Every context length up to 4,096 with every ratio of step to context either gives the
  * definition's numbers or is refused. */
-static void what_is_asked_for_is_made_or_refused(void **state)
+TEST(what_is_asked_for_is_made_or_refused)
 {
     static const double ratios[] = {0.03, 0.1, 0.25, 0.5, 0.75, 0.97};
     for (int64_t c = 0; c <= MAX_C; c++) {
@@ -101,7 +101,7 @@ static void refused(int64_t context, double ratio, int64_t keep, const char *wor
 }
 
 /* A refusal names the refused numbers. */
-static void a_refusal_names_the_numbers(void **state)
+TEST(a_refusal_names_the_numbers)
 {
     refused(1024, 0, 64, "the ratio is 0;");
     refused(1024, 1, 64, "the ratio is 1;");
@@ -116,7 +116,7 @@ static void a_refusal_names_the_numbers(void **state)
 }
 
 /* Without a truncation there is one stair, and it has no end. */
-static void no_truncation_cuts_nothing(void **state)
+TEST(no_truncation_cuts_nothing)
 {
     struct truncation t = {0};
     assert_int_equal(truncation_cut(&t, 1000000), 0);
@@ -127,7 +127,7 @@ static void no_truncation_cuts_nothing(void **state)
 
 /* Compares with a replay token by token: the stair of each token, and the number of rows before
  * it. */
-static void a_replay_computes_each_token_once(void **state)
+TEST(a_replay_computes_each_token_once)
 {
     static const struct truncation ts[] = {{0},
                                            {256, 64, 64},
@@ -172,7 +172,7 @@ static bool is_near(double a, double b)
 
 /* Computing a token takes 1 ms, plus 1 us for each token that it sees. Moving a token's keys takes
  * 0.1 ms. */
-static void a_replay_has_the_price_of_its_stairs(void **state)
+TEST(a_replay_has_the_price_of_its_stairs)
 {
     static const struct truncation t = {1024, 512, 64};
     struct platform p;
@@ -202,24 +202,10 @@ static void a_replay_has_the_price_of_its_stairs(void **state)
 }
 
 /* A replay is chosen if it is faster than the restore, and never without a price. */
-static void a_replay_pays_if_it_is_faster(void **state)
+TEST(a_replay_pays_if_it_is_faster)
 {
     assert_true(staircase_pays(1, 1.01));
     assert_false(staircase_pays(1, 1));
     assert_false(staircase_pays(1.01, 1));
     assert_false(staircase_pays(0, 1));
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_arithmetic_is_the_definition),
-        cmocka_unit_test(what_is_asked_for_is_made_or_refused),
-        cmocka_unit_test(a_refusal_names_the_numbers),
-        cmocka_unit_test(no_truncation_cuts_nothing),
-        cmocka_unit_test(a_replay_computes_each_token_once),
-        cmocka_unit_test(a_replay_has_the_price_of_its_stairs),
-        cmocka_unit_test(a_replay_pays_if_it_is_faster),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,7 +102,7 @@ static void chunks_expire(const char *kind)
     st_close(s, &p);
 }
 
-static void chunks_expire_everywhere(void **state)
+TEST(chunks_expire_everywhere)
 {
     chunks_expire("dram");
     chunks_expire("sim");
@@ -110,7 +110,7 @@ static void chunks_expire_everywhere(void **state)
 
 /* Two contexts share their first two chunks. A shared chunk has the longest time to live of its
  * users. A user without a time to live counts as the longest. */
-static void shared_chunks_have_the_longest_time(void **state)
+TEST(shared_chunks_have_the_longest_time)
 {
     static const struct {
         uint32_t first, second;
@@ -134,7 +134,7 @@ static void shared_chunks_have_the_longest_time(void **state)
 }
 
 /* A pinned, guaranteed or used chunk does not expire until this protection has ended. */
-static void what_is_kept_does_not_expire(void **state)
+TEST(what_is_kept_does_not_expire)
 {
     struct st_place p;
     struct err err = {0};
@@ -162,7 +162,7 @@ static void what_is_kept_does_not_expire(void **state)
 
 /* The index has each chunk's time to live and last use. Chunks that have expired meanwhile are
  * removed when the store is opened. */
-static void it_survives_a_restart(void **state)
+TEST(it_survives_a_restart)
 {
     struct st_place p;
     struct store_stats st;
@@ -190,7 +190,7 @@ static void it_survives_a_restart(void **state)
 }
 
 /* If room is needed, expired chunks are evicted before all others. */
-static void expired_chunks_go_first(void **state)
+TEST(expired_chunks_go_first)
 {
     struct st_place p;
     struct store_stats st;
@@ -215,7 +215,7 @@ static void expired_chunks_go_first(void **state)
 }
 
 /* Compares the heap with a scan while entries are added, moved and removed at random. */
-static void the_heap_is_in_order(void **state)
+TEST(the_heap_is_in_order)
 {
     enum { NODES = 200, OPS = 20000 };
     static struct chunk_node node[NODES];
@@ -239,17 +239,4 @@ static void the_heap_is_in_order(void **state)
             assert_int_equal(expiry_first(&x)->at_s, least);
     }
     expiry_deinit(&x);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks_expire_everywhere),
-        cmocka_unit_test(shared_chunks_have_the_longest_time),
-        cmocka_unit_test(what_is_kept_does_not_expire),
-        cmocka_unit_test(it_survives_a_restart),
-        cmocka_unit_test(expired_chunks_go_first),
-        cmocka_unit_test(the_heap_is_in_order),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

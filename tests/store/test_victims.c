@@ -81,7 +81,7 @@ static uint64_t gone_for_the_fourth(enum placement_kind policy, uint64_t wanted)
     return gone;
 }
 
-static void a_waiting_request_keeps_its_chunks(void **state)
+TEST(a_waiting_request_keeps_its_chunks)
 {
     assert_int_equal(gone_for_the_fourth(PLACEMENT_LRU, 0), 1);
     /* LRU does not look ahead */
@@ -92,7 +92,7 @@ static void a_waiting_request_keeps_its_chunks(void **state)
 }
 
 /* If waiting requests need all state, the state of the last request is evicted first. */
-static void the_tail_of_the_queue_goes_first(void **state)
+TEST(the_tail_of_the_queue_goes_first)
 {
     struct store *s = open_store(PLACEMENT_ATTENTIONSTORE, 3);
     for (uint64_t own = 1; own <= 3; own++) {
@@ -112,7 +112,7 @@ static void the_tail_of_the_queue_goes_first(void **state)
 /* Waiting requests need all stored chunks. Under the policy `ours` a new chunk that no request
  * needs evicts none of them, unless it must be stored. A new chunk that is needed sooner does evict
  * one. */
-static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
+TEST(a_newcomer_does_not_push_out_what_is_needed_sooner)
 {
     static const struct {
         enum placement_kind policy;
@@ -153,7 +153,7 @@ static void a_newcomer_does_not_push_out_what_is_needed_sooner(void **state)
 }
 
 /* A dropped chunk is evicted before all other chunks, unless it was used since the drop. */
-static void a_dropped_chunk_goes_first(void **state)
+TEST(a_dropped_chunk_goes_first)
 {
     for (int used = 0; used < 2; used++) {
         struct store *s = open_store(PLACEMENT_LRU, 3);
@@ -179,7 +179,7 @@ static void a_dropped_chunk_goes_first(void **state)
 
 /* The seconds that a chunk saves count per byte. Two contexts have the same hint. The chunk with
  * half of the bytes is worth its room. The other chunk is not, although it was used later. */
-static void what_saves_more_for_each_byte_stays(void **state)
+TEST(what_saves_more_for_each_byte_stays)
 {
     enum { WAIT_S = 1000 };
     /* its record and header take four blocks */
@@ -245,7 +245,7 @@ static uint64_t first_victim_after_a_restart(bool used)
 }
 
 /* A drop lasts until its chunk is removed or used, across a restart, too. */
-static void a_drop_survives_a_restart(void **state)
+TEST(a_drop_survives_a_restart)
 {
     assert_int_equal(first_victim_after_a_restart(false), 3);
     assert_int_equal(first_victim_after_a_restart(true), 1);
@@ -373,7 +373,7 @@ static bool is_stored(const struct twin *t, int c, int chunk)
 
 /* Simulator and store hold the same chunks after each step of a random history, under every policy.
  */
-static void simulator_and_store_choose_the_same_victims(void **state)
+TEST(simulator_and_store_choose_the_same_victims)
 {
     const char *text = getenv("HCACHE_TEST_HISTORIES");
     int n = text != NULL ? atoi(text) : 1500;
@@ -414,15 +414,6 @@ static void simulator_and_store_choose_the_same_victims(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_waiting_request_keeps_its_chunks),
-        cmocka_unit_test(a_newcomer_does_not_push_out_what_is_needed_sooner),
-        cmocka_unit_test(a_dropped_chunk_goes_first),
-        cmocka_unit_test(a_drop_survives_a_restart),
-        cmocka_unit_test(what_saves_more_for_each_byte_stays),
-        cmocka_unit_test(simulator_and_store_choose_the_same_victims),
-        cmocka_unit_test(the_tail_of_the_queue_goes_first),
-    };
     strict_store_allows_waits = true;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

@@ -26,7 +26,7 @@ static int teardown(void **state)
 
 /* The bound is the rounding of partial sums of 256 terms: sqrt(256) half units of a sum of size 10.
  */
-static void test_matmul(void **state)
+TEST(test_matmul)
 {
     enum { M = 3, N = 20, K = 4096 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
@@ -48,7 +48,7 @@ static void test_matmul(void **state)
     mat_free(&c);
 }
 
-static void test_norms(void **state)
+TEST(test_norms)
 {
     enum { D = 1000 };
     struct mat x = mat_random(DTYPE_F32, 1, D, 3), out = mat_alloc(DTYPE_F32, 1, D);
@@ -80,7 +80,7 @@ static void test_norms(void **state)
 
 /* Checks the exponential by way of silu, x / (1 + exp(-x)), over the whole range and at its
  * ends. */
-static void test_exponential(void **state)
+TEST(test_exponential)
 {
     enum { N = 40000 };
     struct mat x = mat_alloc(DTYPE_F32, 1, N);
@@ -166,7 +166,7 @@ static void check_attention(const struct lab *l, const struct attention_case *ac
     cache_free(l, &c);
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
     static const float sinks[64] = {0.5f, -2, 1, 3, -30, 0, 2};
     for (size_t i = 0; i < N_CASES(attention_cases); i++)
@@ -182,11 +182,5 @@ static void test_attention(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_norms),
-        cmocka_unit_test(test_exponential),
-        cmocka_unit_test(test_attention),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return unit_run(setup, teardown);
 }

@@ -10,14 +10,14 @@
 #include "cases.h"
 #include "tensor/cpu/bf16r.h"
 
-static void test_every_kernel(void **state)
+TEST(test_every_kernel)
 {
     quant_check_cases(DTYPE_BF16R);
 }
 
 /* Every number of rows up to the widths of tiles and strips, and rows and columns that end inside a
  * tile. */
-static void test_every_number_of_rows(void **state)
+TEST(test_every_number_of_rows)
 {
     enum { K = 300, N = 150 };
     void *rows = random_elems(DTYPE_BF16, N * K, 2);
@@ -32,7 +32,7 @@ static void test_every_number_of_rows(void **state)
 }
 
 /* Random bits without infinities and NaNs: subnormal operands, products and sums are zero. */
-static void test_subnormal_numbers(void **state)
+TEST(test_subnormal_numbers)
 {
     enum { M = 20, N = 40, K = 512 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
@@ -71,7 +71,7 @@ static void test_subnormal_numbers(void **state)
 /* The kernels' sum is zero if it lies just below the smallest normal number, although fmaf rounds
  * it up to that number. 2^-126 - 2^-150 counts as zero; 2^-126 - 2^-151 rounds to 2^-126 with 24
  * bits. Tested for both signs. */
-static void test_just_below_the_smallest(void **state)
+TEST(test_just_below_the_smallest)
 {
     enum { M = 2, N = 2, K = 4 };
     struct mat a = mat_alloc(DTYPE_F32, M, K), c = mat_alloc(DTYPE_F32, M, N);
@@ -92,7 +92,7 @@ static void test_just_below_the_smallest(void **state)
 }
 
 /* An infinity or a NaN changes the result of its own row only. */
-static void test_no_numbers(void **state)
+TEST(test_no_numbers)
 {
     enum { M = 3, N = 33, K = 64 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1), c = mat_alloc(DTYPE_F32, M, N);
@@ -115,7 +115,7 @@ static void test_no_numbers(void **state)
 
 /* Packing in pieces, at any row, gives the bytes of packing all rows at once. Unpacking packed rows
  * gives the original rows. */
-static void test_pack(void **state)
+TEST(test_pack)
 {
     enum { N = 37, K = 70 };
     int32_t ids[N];
@@ -139,7 +139,7 @@ static void test_pack(void **state)
 }
 
 /* The only error is the rounding of activations, at most 2^-9 of each. */
-static void test_error(void **state)
+TEST(test_error)
 {
     enum { M = 2, N = 20, K = 2048 };
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
@@ -157,14 +157,5 @@ static void test_error(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kernel),
-        cmocka_unit_test(test_every_number_of_rows),
-        cmocka_unit_test(test_subnormal_numbers),
-        cmocka_unit_test(test_just_below_the_smallest),
-        cmocka_unit_test(test_no_numbers),
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_error),
-    };
-    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+    return unit_run(quant_setup, quant_teardown);
 }

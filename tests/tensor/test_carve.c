@@ -8,7 +8,7 @@
 
 enum { PAGES = 64, PARTS = 200 };
 
-static void test_first_fit(void **state)
+TEST(test_first_fit)
 {
     struct carve c;
     size_t a, b, d;
@@ -28,7 +28,7 @@ static void test_first_fit(void **state)
 }
 
 /* An allocation fails only if no gap is large enough, and never overlaps another allocation. */
-static void test_random(void **state)
+TEST(test_random)
 {
     struct rng r = {5};
     struct carve c;
@@ -65,13 +65,4 @@ static void test_random(void **state)
     }
     assert_true(n_refused > 100);
     carve_deinit(&c);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_fit),
-        cmocka_unit_test(test_random),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static bool cpuinfo(const char *field, char text[100])
     return found;
 }
 
-static void the_family_is_that_of_cpuinfo(void **state)
+TEST(the_family_is_that_of_cpuinfo)
 {
     char family[100], maker[100];
     if (!cpuinfo("cpu family", family) || !cpuinfo("vendor_id", maker)) {
@@ -38,7 +38,7 @@ static void the_family_is_that_of_cpuinfo(void **state)
     }
 }
 
-static void zen_5_and_later_read_one_stream(void **state)
+TEST(zen_5_and_later_read_one_stream)
 {
     assert_false(family_reads_one_stream(true, 0x19)); /* Zen 4 */
     assert_true(family_reads_one_stream(true, 0x1a));
@@ -46,7 +46,7 @@ static void zen_5_and_later_read_one_stream(void **state)
     assert_false(family_reads_one_stream(false, 0x1a));
 }
 
-static void a_device_has_the_kernels_of_its_instruction_set(void **state)
+TEST(a_device_has_the_kernels_of_its_instruction_set)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);
@@ -89,7 +89,7 @@ static void multiply_spied(int m)
     free(rows);
 }
 
-static void quantised_weights_have_a_kernel_for_up_to_direct_rows(void **state)
+TEST(quantised_weights_have_a_kernel_for_up_to_direct_rows)
 {
     int most = q4_kernels_portable.direct_rows;
     multiply_spied(most);
@@ -119,7 +119,7 @@ static bool uses_scratch(const struct lab *l, int m)
     return used;
 }
 
-static void float_weights_have_a_kernel_for_up_to_direct_rows(void **state)
+TEST(float_weights_have_a_kernel_for_up_to_direct_rows)
 {
     for (int i = 0; i < ISA_COUNT; i++) {
         struct lab l = lab_cpu(isa_names[i], 1);
@@ -134,12 +134,5 @@ static void float_weights_have_a_kernel_for_up_to_direct_rows(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_family_is_that_of_cpuinfo),
-        cmocka_unit_test(zen_5_and_later_read_one_stream),
-        cmocka_unit_test(a_device_has_the_kernels_of_its_instruction_set),
-        cmocka_unit_test(quantised_weights_have_a_kernel_for_up_to_direct_rows),
-        cmocka_unit_test(float_weights_have_a_kernel_for_up_to_direct_rows),
-    };
-    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+    return unit_run(quant_setup, quant_teardown);
 }

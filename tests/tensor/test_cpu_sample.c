@@ -38,7 +38,7 @@ static void check_weights(const struct cpu_kernels *k, const float *logits,
     free(exps);
 }
 
-static void test_weights(void **state)
+TEST(test_weights)
 {
     const float temperatures[] = {0.01f, 0.7f, 1, 3, INFINITY};
     float *logits = logits_make();
@@ -51,7 +51,7 @@ static void test_weights(void **state)
     free(logits);
 }
 
-static void test_largest(void **state)
+TEST(test_largest)
 {
     float *logits = logits_make();
     for (int i = 0; i < ISA_COUNT; i++) {
@@ -89,7 +89,7 @@ static struct fenced fenced_make(void)
 }
 
 /* No byte outside of a row is read or written, whatever its length. */
-static void test_rows_end_where_they_end(void **state)
+TEST(test_rows_end_where_they_end)
 {
     struct fenced in = fenced_make(), to = fenced_make();
     for (int i = 0; i < ISA_COUNT; i++) {
@@ -112,14 +112,4 @@ static void test_rows_end_where_they_end(void **state)
     }
     munmap(in.base, in.bytes);
     munmap(to.base, to.bytes);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_weights),
-        cmocka_unit_test(test_largest),
-        cmocka_unit_test(test_rows_end_where_they_end),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

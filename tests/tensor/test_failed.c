@@ -195,7 +195,7 @@ static int operate(enum operation i)
     return operate_on(i, &x);
 }
 
-static void test_operations_return_the_streams_failure(void **state)
+TEST(test_operations_return_the_streams_failure)
 {
     static const char *const names[] = {"ref", "cpu"};
     struct pool *pool = NULL;
@@ -387,7 +387,7 @@ static bool is_asserted(enum operation op, struct args *x)
 
 /* Arguments that do not fit together end the process before any memory is touched. Operations never
  * run on a copy stream. */
-static void test_misuse_is_asserted(void **state)
+TEST(test_misuse_is_asserted)
 {
     static const char *const names[] = {"ref", "cpu"};
     for (int k = 0; k < 2; k++) {
@@ -460,7 +460,7 @@ static int spy_open(struct device *d, const struct buf *into, int n_batches,
     return n_batches == 3 ? 0 : err_set(err, -EINVAL, "batches");
 }
 
-static void test_file_readers_pass_calls_on(void **state)
+TEST(test_file_readers_pass_calls_on)
 {
     struct device *d;
     struct file_reader *r = NULL;
@@ -482,14 +482,4 @@ static void test_file_readers_pass_calls_on(void **state)
     file_reader_close(NULL);
     assert_string_equal(called, "submit wait cancel close ");
     device_close(d);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operations_return_the_streams_failure),
-        cmocka_unit_test(test_misuse_is_asserted),
-        cmocka_unit_test(test_file_readers_pass_calls_on),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

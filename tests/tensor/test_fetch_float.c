@@ -91,7 +91,7 @@ static void check_direct(enum dtype dtype, int m, int64_t k, int n_panels, int a
     }
 }
 
-static void few_rows_fetch_each_line_of_the_weights_ahead(void **state)
+TEST(few_rows_fetch_each_line_of_the_weights_ahead)
 {
     check_direct(DTYPE_F32, 1, 512, 4, 72, 1);
     check_direct(DTYPE_F32, 3, 600, 2, 72, 1);
@@ -103,7 +103,7 @@ static void few_rows_fetch_each_line_of_the_weights_ahead(void **state)
 }
 
 /* Two steps do not fit the registers then, so each line is asked for in both of its steps. */
-static void six_rows_of_bf16_are_fetched_step_by_step(void **state)
+TEST(six_rows_of_bf16_are_fetched_step_by_step)
 {
     check_direct(DTYPE_BF16, 6, 512, 2, 136, 1);
 }
@@ -133,7 +133,7 @@ static void check_along(enum dtype dtype, int m, int n_strips)
     fetch_check(weights);
 }
 
-static void strips_fetch_along_the_panels(void **state)
+TEST(strips_fetch_along_the_panels)
 {
     check_along(DTYPE_F32, 12, 2);
     check_along(DTYPE_F32, 20, 4);
@@ -143,7 +143,7 @@ static void strips_fetch_along_the_panels(void **state)
 
 /* For more rows, the next k-block is that of the next panels, and after the last ones that of the
  * first ones, one k-block further on. */
-static void strips_of_many_rows_fetch_across_the_panels(void **state)
+TEST(strips_of_many_rows_fetch_across_the_panels)
 {
     enum { K = 512, M = 24, STRIPS = 4 };
     product(mm_blocked, DTYPE_F32, M, K, N_PANELS, false);
@@ -160,7 +160,7 @@ static void strips_of_many_rows_fetch_across_the_panels(void **state)
 /* --- the cache -------------------------------------------------------------------------------- */
 
 /* Token i prefetches K and V of token i + 2, all heads of the run. */
-static void filling_fetches_two_tokens_ahead(void **state)
+TEST(filling_fetches_two_tokens_ahead)
 {
     enum { D_HEAD = 64, HEADS = 3, TOKENS = 5, HEAD_BYTES = 2 * D_HEAD };
     size_t block_bytes = HEADS * HEAD_BYTES * KV_BLOCK_TOKENS;
@@ -251,7 +251,7 @@ static void check_heads(int n_heads, int n, size_t bytes)
     fetch_check(blocks);
 }
 
-static void a_head_fetches_the_next_head(void **state)
+TEST(a_head_fetches_the_next_head)
 {
     check_heads(3, FETCH_QUERIES, 64);
     check_heads(3, 4, 64);
@@ -260,23 +260,9 @@ static void a_head_fetches_the_next_head(void **state)
 }
 
 /* With one or two queries memory is read by the processor's own prefetching. */
-static void few_queries_fetch_nothing(void **state)
+TEST(few_queries_fetch_nothing)
 {
     attend(3, 0, 3, 1);
     attend(3, 0, 3, FETCH_QUERIES - 1);
     fetch_check(blocks);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_rows_fetch_each_line_of_the_weights_ahead),
-        cmocka_unit_test(six_rows_of_bf16_are_fetched_step_by_step),
-        cmocka_unit_test(strips_fetch_along_the_panels),
-        cmocka_unit_test(strips_of_many_rows_fetch_across_the_panels),
-        cmocka_unit_test(filling_fetches_two_tokens_ahead),
-        cmocka_unit_test(a_head_fetches_the_next_head),
-        cmocka_unit_test(few_queries_fetch_nothing),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -100,7 +100,7 @@ static void check_direct(enum dtype t, int m, int n_panels, int scale_lines)
     }
 }
 
-static void a_block_fetches_a_block_further_on(void **state)
+TEST(a_block_fetches_a_block_further_on)
 {
     static const int scale_lines[N_TYPES] = {4, 8, 5, 5, 2, 4, 3, 4};
     for (int i = 0; i < N_TYPES; i++)
@@ -108,7 +108,7 @@ static void a_block_fetches_a_block_further_on(void **state)
             check_direct(types[i], m, m == 1 ? 4 : 2, scale_lines[i]);
 }
 
-static void a_stream_fetches_each_line_once(void **state)
+TEST(a_stream_fetches_each_line_once)
 {
     for (int i = 0; i < N_TYPES; i++)
         for (int m = 1; m <= Q4_DIRECT; m++)
@@ -116,7 +116,7 @@ static void a_stream_fetches_each_line_once(void **state)
 }
 
 /* The last k-block has 5 blocks: 40 lines of numbers, and with them 4 lines of scales. */
-static void a_stream_ends_with_the_blocks(void **state)
+TEST(a_stream_ends_with_the_blocks)
 {
     enum { K = KB + 5 * Q8_BLOCK };
     product(direct_stream, DTYPE_Q8, 1, K, N_PANELS, false);
@@ -129,7 +129,7 @@ static void a_stream_ends_with_the_blocks(void **state)
 
 /* A k-block of 7 blocks: the lines of 4 blocks at block 0, those of 3 blocks at block 4. The first
  * 4 blocks bring a line of scales each. */
-static void a_stream_fetches_four_blocks_at_once(void **state)
+TEST(a_stream_fetches_four_blocks_at_once)
 {
     static const size_t first_line[8] = {0, 36, 36, 36, 36, 60, 60, 60};
     for (size_t b = 0; b < 7; b++) {
@@ -138,15 +138,4 @@ static void a_stream_fetches_four_blocks_at_once(void **state)
             fetch_want(weights + STREAM_AHEAD + line * 64, 3);
         fetch_check(weights);
     }
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_block_fetches_a_block_further_on),
-        cmocka_unit_test(a_stream_fetches_each_line_once),
-        cmocka_unit_test(a_stream_ends_with_the_blocks),
-        cmocka_unit_test(a_stream_fetches_four_blocks_at_once),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

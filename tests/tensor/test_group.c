@@ -62,7 +62,7 @@ static void fill(const struct device *d, float *x, int64_t n)
 }
 
 /* Every rank gets the parts of all ranks, side by side. */
-static void gathers_columns(void **state)
+TEST(gathers_columns)
 {
     enum { ROWS = 3, COLS = 5, N = ROWS * COLS };
     for (int c = 0; c < N_COUNTS; c++) {
@@ -88,7 +88,7 @@ static void gathers_columns(void **state)
 }
 
 /* Each rank receives its own part of each half of each chunk, and nothing else is written. */
-static void kv_goes_up_and_down_by_heads(void **state)
+TEST(kv_goes_up_and_down_by_heads)
 {
     enum {
         N = 3,
@@ -142,7 +142,7 @@ static void kv_goes_up_and_down_by_heads(void **state)
 
 /* An address inside a piece of memory finds the piece, whatever was freed before. Host memory
  * belongs to all ranks. */
-static void addresses_of_ranks(void **state)
+TEST(addresses_of_ranks)
 {
     enum { N = 200 };
     struct device *d = open_group("cpu", 3);
@@ -178,7 +178,7 @@ static void addresses_of_ranks(void **state)
 
 /* Copies go up to every rank and down from the first.  Between devices each rank copies its own
  * memory. */
-static void copies(void **state)
+TEST(copies)
 {
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     enum { N = 1001 };
@@ -210,7 +210,7 @@ static void copies(void **state)
 }
 
 /* Peers carry an operation out before rank 0, which waits for a need, or for the stream's end. */
-static void rank_0_waits_for_a_need(void **state)
+TEST(rank_0_waits_for_a_need)
 {
     enum { SYNC, EVENT, COPY, GATHER, END, N_NEEDS };
     struct device *d = open_group("cpu", 2);
@@ -252,7 +252,7 @@ static void rank_0_waits_for_a_need(void **state)
 }
 
 /* A fault of a rank is the group's fault, with the rank's message, until the rank recovers. */
-static void a_rank_fails(void **state)
+TEST(a_rank_fails)
 {
     struct device *d = open_group("cpu", 3);
     struct buf b;
@@ -274,7 +274,7 @@ static void a_rank_fails(void **state)
 
 /* Memory lies on one stage, on each of the stage's ranks, and operations on it run there. A copy
  * from one stage to another runs after everything that the source stage has queued. */
-static void stages(void **state)
+TEST(stages)
 {
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     enum { N = 1001, STAGES = 3 };
@@ -361,7 +361,7 @@ static int bad_recover(struct stream *s)
 
 /* A device that fails ends the call with its code and its number. Devices before it release what
  * they have taken, which the leak check sees. */
-static void a_failing_device_is_named(void **state)
+TEST(a_failing_device_is_named)
 {
     struct device *d;
     struct stream *s;
@@ -407,7 +407,7 @@ static void a_failing_device_is_named(void **state)
 }
 
 /* Large copies go up in shares, which the ranks exchange; what is left over goes to each. */
-static void large_copies_arrive_whole(void **state)
+TEST(large_copies_arrive_whole)
 {
     enum { SHARE = 64 << 10, MOST = 2 * SHARE + 7 };
     static const size_t sizes[] = {2 * SHARE - 1, 2 * SHARE, 2 * SHARE + 1, MOST};
@@ -434,7 +434,7 @@ static void large_copies_arrive_whole(void **state)
 }
 
 /* A single device and a group describe themselves; the group's fields are its own. */
-static void descriptions(void **state)
+TEST(descriptions)
 {
     struct device *d;
     struct err err = {0};
@@ -459,7 +459,7 @@ static void descriptions(void **state)
     device_close(d);
 }
 
-static void shares_things_out_over_stages(void **state)
+TEST(shares_things_out_over_stages)
 {
     for (int n = 1; n < 40; n++) {
         for (int stages = 1; stages <= n && stages <= MAX_STAGES; stages++) {
@@ -475,7 +475,7 @@ static void shares_things_out_over_stages(void **state)
     }
 }
 
-static void refuses(void **state)
+TEST(refuses)
 {
     const struct peers_plugin *peers_of_threads = peers();
     struct device *d;
@@ -514,20 +514,6 @@ static void refuses(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gathers_columns),
-        cmocka_unit_test(kv_goes_up_and_down_by_heads),
-        cmocka_unit_test(addresses_of_ranks),
-        cmocka_unit_test(copies),
-        cmocka_unit_test(rank_0_waits_for_a_need),
-        cmocka_unit_test(a_rank_fails),
-        cmocka_unit_test(stages),
-        cmocka_unit_test(a_failing_device_is_named),
-        cmocka_unit_test(large_copies_arrive_whole),
-        cmocka_unit_test(descriptions),
-        cmocka_unit_test(shares_things_out_over_stages),
-        cmocka_unit_test(refuses),
-    };
     peer_threads_use();
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return unit_run(NULL, NULL);
 }

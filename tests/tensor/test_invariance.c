@@ -93,7 +93,7 @@ static void check_lab_rows(const struct lab *l, struct mat *first, size_t n_ops,
     }
 }
 
-static void test_rows(void **state)
+TEST(test_rows)
 {
     row_op *const ops[] = {op_matmul, op_rmsnorm, op_layernorm,
                            op_add,    op_act_mul, op_gelu};
@@ -212,7 +212,7 @@ static void check_attention(struct attention_fixture f)
     rope_free(&f.rope);
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
     static const float sinks[] = {1.5f, -40, 0, 3, 60, -1};
     static const struct attention_fixture all[] = {
@@ -226,13 +226,4 @@ static void test_attention(void **state)
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         check_attention(all[i]);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_attention),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -89,7 +89,7 @@ static void check_case(const struct lab *lab, int n_labs, int c, int64_t n_rows)
 
 /* Few rows (1 to 4) and many, with one thread, and with more threads than the smaller products have
  * tiles. */
-static void test_as_the_reference(void **state)
+TEST(test_as_the_reference)
 {
     struct lab lab[ISA_COUNT * 3];
     int n_labs = 0;
@@ -108,7 +108,7 @@ static void test_as_the_reference(void **state)
 
 /* A thread takes its own stretch of items first, then items of the others. No item is taken twice,
  * and none is left. A take is a quarter of what is left of a stretch, or `least` items, or all. */
-static void test_stretches_are_taken_whole(void **state)
+TEST(test_stretches_are_taken_whole)
 {
     for (long n_items = 0; n_items < 40; n_items++)
         for (int n_threads = 1; n_threads <= MAX_STRETCHES + 3; n_threads++)
@@ -134,9 +134,5 @@ static void test_stretches_are_taken_whole(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_as_the_reference),
-        cmocka_unit_test(test_stretches_are_taken_whole),
-    };
-    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+    return unit_run(quant_setup, quant_teardown);
 }

@@ -74,7 +74,7 @@ static void check_matmul(struct matmul_case mc, enum dtype t, bool with_bias)
     mat_free(&want);
 }
 
-static void test_matmul(void **state)
+TEST(test_matmul)
 {
     for (size_t c = 0; c < N_CASES(matmul_cases); c++)
         if (!matmul_cases[c].bench)
@@ -83,7 +83,7 @@ static void test_matmul(void **state)
 
 /* Matrices with wide rows, and views with ld > cols: the columns beside the result are not
  * changed. */
-static void test_matmul_views(void **state)
+TEST(test_matmul_views)
 {
     enum { M = 9, N = 21, K = 50 };
     struct mat a = mat_random(DTYPE_F32, M, K + 7, 1),
@@ -115,7 +115,7 @@ static void test_matmul_views(void **state)
 
 /* Packing piece by piece, at any row, gives the same bytes as packing at once.  Unpacked rows are
  * exact. */
-static void test_weight_pack(void **state)
+TEST(test_weight_pack)
 {
     enum { N = 45, K = 300 };
     const int32_t ids[] = {0, 44, 16, 15, 16};
@@ -192,7 +192,7 @@ static void check_convert_and_add(struct rows_case rc, enum dtype from, enum dty
     mat_free(&got);
 }
 
-static void test_rows(void **state)
+TEST(test_rows)
 {
     for (size_t c = 0; c < N_CASES(rows_cases); c++)
         EACH_TYPE(t)
@@ -203,7 +203,7 @@ static void test_rows(void **state)
 }
 
 /* Rounding of every kind of value: all bf16 and f16 patterns, their midpoints, NaN and infinity. */
-static void test_convert_all_values(void **state)
+TEST(test_convert_all_values)
 {
     enum { N = 65536 * 2 };
     struct mat x = mat_alloc(DTYPE_F32, 2, N);
@@ -242,7 +242,7 @@ static void test_convert_all_values(void **state)
     mat_free(&x);
 }
 
-static void test_embed(void **state)
+TEST(test_embed)
 {
     const int32_t ids[] = {3, 0, 9, 9};
     EACH_TYPE(from) EACH_TYPE(to)
@@ -262,7 +262,7 @@ static void test_embed(void **state)
 }
 
 /* A table of blocks gives the rows of its values, rounded once. */
-static void test_embed_blocks(void **state)
+TEST(test_embed_blocks)
 {
     enum { ROWS = 11, COLS = 512 };
     const int32_t ids[] = {3, 0, 10, 9, 9};
@@ -294,7 +294,7 @@ static void test_embed_blocks(void **state)
         }
 }
 
-static void test_head_norm(void **state)
+TEST(test_head_norm)
 {
     const int d_heads[] = {8, 20, 64, 128};
     for (size_t c = 0; c < N_CASES(d_heads); c++) {
@@ -352,7 +352,7 @@ static void check_activation(struct rows_case rc, enum activation act, double to
     mat_free(&got);
 }
 
-static void test_activations(void **state)
+TEST(test_activations)
 {
     for (size_t c = 0; c < N_CASES(rows_cases); c++) {
         /* act(x) is within 4e-7 of ref's, and is multiplied by the other factor, which is up to 12.
@@ -459,7 +459,7 @@ static void check_ahead(const struct lab *l, const struct delta_rule *d, uint64_
 
 /* Bits do not depend on the instruction set, the threads and the cut; without results only the
  * states advance, to the same bits. */
-static void test_delta_net(void **state)
+TEST(test_delta_net)
 {
     static const struct delta_rule cases[] = {
         {.n_k = 1, .n_v = 1, .d_k = 16, .d_v = 16, .n_conv = 4},
@@ -522,7 +522,7 @@ static void test_delta_net(void **state)
     }
 }
 
-static void test_all_finite(void **state)
+TEST(test_all_finite)
 {
     EACH_TYPE(t) EACH_ISA(i)
     {
@@ -568,7 +568,7 @@ static void check_rope_op(int d_head, int d_rot)
     rope_free(&rope);
 }
 
-static void test_rope(void **state)
+TEST(test_rope)
 {
     check_rope_op(64, 64);
     check_rope_op(8, 8);
@@ -711,7 +711,7 @@ static void check_kv_of_one(enum dtype t, int n_kv, int d_head, int d_rot)
     rope_free(&rope);
 }
 
-static void test_kv_of_one(void **state)
+TEST(test_kv_of_one)
 {
     EACH_TYPE(t)
     {
@@ -720,7 +720,7 @@ static void test_kv_of_one(void **state)
     }
 }
 
-static void test_kv_load(void **state)
+TEST(test_kv_load)
 {
     EACH_TYPE(t)
     {
@@ -733,7 +733,7 @@ static void test_kv_load(void **state)
     }
 }
 
-static void test_kv_fill(void **state)
+TEST(test_kv_fill)
 {
     const int pieces[] = {1, 7, 64, 100, 200};
     EACH_TYPE(t)
@@ -786,7 +786,7 @@ static struct mat attention_on(const struct lab *l, const struct attention_case 
     return out;
 }
 
-static void test_attention(void **state)
+TEST(test_attention)
 {
     static const struct attention_case latent = {6,    1, 576, 0, 2, {{60, 10}, {129, 1}},
                                                  false};
@@ -824,7 +824,7 @@ static void test_attention(void **state)
 
 /* --- sampling ------------------------------------------------------------------------------- */
 
-static void test_sample(void **state)
+TEST(test_sample)
 {
     for (int v = 0; v < n_sample_vocabs; v++)
         for (uint64_t seed = 0; seed < 20; seed++) {
@@ -843,24 +843,5 @@ static void test_sample(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_matmul),
-        cmocka_unit_test(test_matmul_views),
-        cmocka_unit_test(test_weight_pack),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_convert_all_values),
-        cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_embed_blocks),
-        cmocka_unit_test(test_head_norm),
-        cmocka_unit_test(test_activations),
-        cmocka_unit_test(test_delta_net),
-        cmocka_unit_test(test_all_finite),
-        cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_kv_fill),
-        cmocka_unit_test(test_kv_load),
-        cmocka_unit_test(test_kv_of_one),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_sample),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return unit_run(setup, teardown);
 }

@@ -16,7 +16,7 @@
 
 /* --- the product ------------------------------------------------------------------------------ */
 
-static void test_every_kernel(void **state)
+TEST(test_every_kernel)
 {
     EACH_TYPE(t)
     quant_check_cases(t);
@@ -24,7 +24,7 @@ static void test_every_kernel(void **state)
 
 /* Columns enough for threads to get the widest tiles, the last one with an edge; more rows than any
  * kernel takes in strips. */
-static void test_wide_tiles(void **state)
+TEST(test_wide_tiles)
 {
     enum { M = 130, N = 15 * TILE_COLS + 20, K = 288 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
@@ -37,7 +37,7 @@ static void test_wide_tiles(void **state)
 }
 
 /* The largest sums of integers of either sign, zeros, tiny and huge numbers, infinities and NaN. */
-static void test_extremes(void **state)
+TEST(test_extremes)
 {
     enum { M = 20, N = 20, K = 768 };
     EACH_TYPE(t)
@@ -90,7 +90,7 @@ static void test_extremes(void **state)
 
 /* Activations are rounded by at most 1/127 of their block's largest value, and by 1/254 where it is
  * the k-block's. Weights are not rounded. */
-static void test_error(void **state)
+TEST(test_error)
 {
     enum { M = 2, N = 20, K = 2048 };
     EACH_TYPE(t)
@@ -115,7 +115,7 @@ static void test_error(void **state)
 /* --- packing ---------------------------------------------------------------------------------- */
 
 /* Unpacked rows equal the output of the format's own decoder. */
-static void test_values_are_the_files(void **state)
+TEST(test_values_are_the_files)
 {
     static const uint32_t of_file[] = {GGUF_TYPE_Q4_0,  GGUF_TYPE_Q4_1,  GGUF_TYPE_Q4_K,
                                        GGUF_TYPE_Q6_K,  GGUF_TYPE_MXFP4, GGUF_TYPE_IQ4_NL,
@@ -149,7 +149,7 @@ static void test_values_are_the_files(void **state)
 }
 
 /* Packing piece by piece, at any row, equals packing at once, and has the size that q4.h gives. */
-static void test_pack(void **state)
+TEST(test_pack)
 {
     enum { N = 45, K = 512 };
     static const double bytes_a_weight[] = {0.5625,  0.625,  0.578125, 0.828125,
@@ -180,7 +180,7 @@ static double square(double x)
 
 /* The bytes that a row of random numbers becomes. They decide the bits of all state that is
  * computed with converted weights, so they may only change with the numerics version. */
-static void test_made_blocks_stay_the_same(void **state)
+TEST(test_made_blocks_stay_the_same)
 {
     enum { K = 4096 };
     struct mat row = mat_random(DTYPE_F32, 1, K, 12);
@@ -207,7 +207,7 @@ static void test_made_blocks_stay_the_same(void **state)
 }
 
 /* Numbers on a grid of 16 steps are kept exactly, also if all are equal. */
-static void test_numbers_on_a_grid_are_exact(void **state)
+TEST(test_numbers_on_a_grid_are_exact)
 {
     static const struct {
         float step, least;
@@ -227,7 +227,7 @@ static void test_numbers_on_a_grid_are_exact(void **state)
     }
 }
 
-static void test_numbers_that_4_bits_cannot_hold(void **state)
+TEST(test_numbers_that_4_bits_cannot_hold)
 {
     static const struct {
         float x;
@@ -246,16 +246,5 @@ static void test_numbers_that_4_bits_cannot_hold(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values_are_the_files),
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_made_blocks_stay_the_same),
-        cmocka_unit_test(test_numbers_on_a_grid_are_exact),
-        cmocka_unit_test(test_numbers_that_4_bits_cannot_hold),
-        cmocka_unit_test(test_every_kernel),
-        cmocka_unit_test(test_wide_tiles),
-        cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_error),
-    };
-    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+    return unit_run(quant_setup, quant_teardown);
 }

@@ -11,13 +11,13 @@
 
 /* --- the product ------------------------------------------------------------------------------ */
 
-static void test_every_kernel(void **state)
+TEST(test_every_kernel)
 {
     quant_check_cases(DTYPE_Q8);
 }
 
 /* The largest sum of integers, blocks of zeros, tiny and huge numbers, infinities and NaN. */
-static void test_extremes(void **state)
+TEST(test_extremes)
 {
     enum { M = 14, N = 20, K = 600 };
     struct mat a = mat_random(DTYPE_F32, M, K, 1);
@@ -55,7 +55,7 @@ static void test_extremes(void **state)
 /* Rounding to 8 bits changes a weight by at most half a step. A step is 1/127 of the block's
  * largest value, or up to 2^-10 more, because the scale is an f16. Activations are rounded by at
  * most 1/254 of their block's largest value, as in test_q4.c. */
-static void test_error(void **state)
+TEST(test_error)
 {
     enum { M = 2, N = 20, K = 2048 };
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
@@ -79,7 +79,7 @@ static void test_error(void **state)
 }
 
 /* An outlier coarsens its own block of 32 only: the k-block's other blocks halve the steps. */
-static void test_an_outlier_stays_alone(void **state)
+TEST(test_an_outlier_stays_alone)
 {
     enum { M = 2, N = 20, K = 256 };
     struct mat a = mat_random(DTYPE_F32, M, K, 5), kept;
@@ -100,7 +100,7 @@ static void test_an_outlier_stays_alone(void **state)
 
 /* Packing piece by piece, at any row, equals packing at once. Unpacked rows equal those of `ref`.
  * */
-static void test_pack(void **state)
+TEST(test_pack)
 {
     enum { N = 45, K = 300 };
     const int32_t ids[] = {0, 44, 16, 15, 16};
@@ -128,7 +128,7 @@ static void test_pack(void **state)
 
 /* Blocks of q8_0 become the bytes that their decoded numbers become: blocks as programs quantise
  * them (the largest number is 127), and others; with scales of 0, and packed piece by piece. */
-static void test_blocks_of_q8_0(void **state)
+TEST(test_blocks_of_q8_0)
 {
     enum { N = 45, K = 288, BLOCK = 34, ROW = K / 32 * BLOCK };
     uint8_t *blocks = random_elems(DTYPE_F32, N * ROW / 4 + 4, 8);
@@ -160,7 +160,7 @@ static void test_blocks_of_q8_0(void **state)
 }
 
 /* Values that 8 bits and an f16 scale cannot represent are refused, never approximated. */
-static void test_refused(void **state)
+TEST(test_refused)
 {
     const float bad[] = {INFINITY, -INFINITY, NAN, 1e7f, -1e30f};
     enum { N = 3, K = 70 };
@@ -184,14 +184,5 @@ static void test_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_kernel),
-        cmocka_unit_test(test_extremes),
-        cmocka_unit_test(test_error),
-        cmocka_unit_test(test_an_outlier_stays_alone),
-        cmocka_unit_test(test_pack),
-        cmocka_unit_test(test_refused),
-        cmocka_unit_test(test_blocks_of_q8_0),
-    };
-    return cmocka_run_group_tests(tests, quant_setup, quant_teardown);
+    return unit_run(quant_setup, quant_teardown);
 }

@@ -26,7 +26,7 @@ static void check_neighbours(uint16_t lo, float (*up)(uint16_t), uint16_t (*down
     assert_int_equal(down(nextafterf(mid, b)), lo + 1);
 }
 
-static void test_f16(void **state)
+TEST(test_f16)
 {
     for (uint16_t h = 0; h < 0x7bff; h++)
         check_neighbours(h, f16_to_f32, f32_to_f16);
@@ -40,7 +40,7 @@ static void test_f16(void **state)
     assert_true(isnan(f16_to_f32(f32_to_f16(NAN))));
 }
 
-static void test_bf16(void **state)
+TEST(test_bf16)
 {
     for (uint16_t h = 0; h < 0x7f7f; h++)
         check_neighbours(h, bf16_to_f32, f32_to_bf16);
@@ -54,7 +54,7 @@ static void test_bf16(void **state)
     assert_true(isnan(bf16_to_f32(f32_to_bf16(f))));
 }
 
-static void test_names(void **state)
+TEST(test_names)
 {
     for (int t = DTYPE_F32; t <= DTYPE_BF16; t++) {
         enum dtype back;
@@ -80,7 +80,7 @@ static void test_names(void **state)
                          t >= DTYPE_Q4_0 && t <= DTYPE_IQ4_XS);
 }
 
-static void test_views(void **state)
+TEST(test_views)
 {
     float x[6 * 5];
     struct mat a = mat_of(x, DTYPE_F32, 6, 5);
@@ -91,7 +91,7 @@ static void test_views(void **state)
     assert_int_equal(b.ld, 5);
 }
 
-static void test_devices(void **state)
+TEST(test_devices)
 {
     struct device *d;
     struct err err;
@@ -114,7 +114,7 @@ static void test_devices(void **state)
 
 /* A copy stream executes copies and marks in order, also with more commands than its ring holds.
  * The compute stream waits for the mark. */
-static void test_stream_order(void **state)
+TEST(test_stream_order)
 {
     struct device *d;
     struct stream *compute, *copy;
@@ -151,7 +151,7 @@ static void test_stream_order(void **state)
 }
 
 /* Copies over a throttled stream take at least the link's time, and arrive unchanged. */
-static void test_throttled_copies(void **state)
+TEST(test_throttled_copies)
 {
     enum { N = 1 << 16, TIMES = 8 };
     static uint8_t from[N], to[N];
@@ -176,7 +176,7 @@ static void test_throttled_copies(void **state)
 }
 
 /* A wait covers the marks that were made before it. An event can be recorded again. */
-static void test_event_across_streams(void **state)
+TEST(test_event_across_streams)
 {
     struct device *d;
     struct stream *a, *b;
@@ -203,7 +203,7 @@ static void test_event_across_streams(void **state)
 
 /* Every piece is copied whole, for any alignment and length. No byte beside it changes. Any number
  * of threads may share the work. */
-static void test_copy_all(void **state)
+TEST(test_copy_all)
 {
     enum { N = 40, ROOM = 1 << 20 };
     static uint8_t src[ROOM], dst[ROOM], want[ROOM];
@@ -241,7 +241,7 @@ static void test_copy_all(void **state)
 }
 
 /* The description of a CPU device, and the options that choose it. */
-static void test_descriptions(void **state)
+TEST(test_descriptions)
 {
     static const char *const names[] = {"ref", "cpu"};
     for (int i = 0; i < 2; i++) {
@@ -267,7 +267,7 @@ static void test_descriptions(void **state)
     device_close(NULL);
 }
 
-static void test_the_choice_of_checksums(void **state)
+TEST(test_the_choice_of_checksums)
 {
     static const char *const texts[] = {"auto", "device", "host"};
     struct device *d;
@@ -302,7 +302,7 @@ static void test_the_choice_of_checksums(void **state)
 }
 
 /* A buffer of no bytes has an address. */
-static void test_an_empty_buffer(void **state)
+TEST(test_an_empty_buffer)
 {
     struct device *d;
     struct buf b;
@@ -317,7 +317,7 @@ static void test_an_empty_buffer(void **state)
 }
 
 /* After a failure a stream does nothing more until it recovers; its first failure is reported. */
-static void test_a_failed_stream(void **state)
+TEST(test_a_failed_stream)
 {
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_INLINE, STREAM_COPY};
     struct device *d;
@@ -354,7 +354,7 @@ static void test_a_failed_stream(void **state)
 }
 
 /* Pieces are copied to their places; no other byte changes. A copy stream takes lists, too. */
-static void test_copies_in_pieces(void **state)
+TEST(test_copies_in_pieces)
 {
     static const enum stream_kind kinds[] = {STREAM_COMPUTE, STREAM_COPY};
     struct device *d;
@@ -386,7 +386,7 @@ static void test_copies_in_pieces(void **state)
     device_close(d);
 }
 
-static void test_parts_that_cpu_devices_lack(void **state)
+TEST(test_parts_that_cpu_devices_lack)
 {
     struct device *d;
     struct stream *s;
@@ -408,7 +408,7 @@ static void test_parts_that_cpu_devices_lack(void **state)
 }
 
 /* Bytes of packed weights: panels of 16 rows, as packed files hold them. */
-static void test_bytes_of_packed_weights(void **state)
+TEST(test_bytes_of_packed_weights)
 {
     static const int64_t shapes[][2] = {{1, 1},    {16, 256}, {17, 256}, {16, 257},
                                         {33, 512}, {32, 32},  {48, 768}};
@@ -443,27 +443,4 @@ static void test_bytes_of_packed_weights(void **state)
     }
     device_close(d);
     assert_true(good);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_bf16),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_views),
-        cmocka_unit_test(test_devices),
-        cmocka_unit_test(test_stream_order),
-        cmocka_unit_test(test_throttled_copies),
-        cmocka_unit_test(test_event_across_streams),
-        cmocka_unit_test(test_copy_all),
-        cmocka_unit_test(test_descriptions),
-        cmocka_unit_test(test_the_choice_of_checksums),
-        cmocka_unit_test(test_an_empty_buffer),
-        cmocka_unit_test(test_a_failed_stream),
-        cmocka_unit_test(test_copies_in_pieces),
-        cmocka_unit_test(test_parts_that_cpu_devices_lack),
-        cmocka_unit_test(test_bytes_of_packed_weights),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
