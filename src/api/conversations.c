@@ -95,22 +95,40 @@ int db_exec(struct conversations *c, const char *sql, struct err *err)
                                                                    : db_err(c, sql, err);
 }
 
-sqlite3_stmt *db_begin(struct conversations *c, const char *sql, struct err *err)
+/* Compiles a statement at its first use. */
+static int compile(struct conversations *c, const char *sql, sqlite3_stmt **st,
+                   struct err *err)
 {
-    for (int i = 0; i < c->n_kept; i++) {
-        if (c->kept[i].sql == sql)
-            return c->kept[i].st;
-    }
+    for (int i = 0; i < c->n_kept; i++)
+        if (c->kept[i].sql == sql) {
+            *st = c->kept[i].st;
+            return 0;
+        }
     CHECK(c->n_kept < DB_MAX_STATEMENTS);
-    sqlite3_stmt *st = NULL;
-    if (sqlite3_prepare_v3(c->db, sql, -1, SQLITE_PREPARE_PERSISTENT, &st, NULL) !=
-        SQLITE_OK) {
-        (void)db_err(c, sql, err);
-        return NULL;
-    }
+    if (sqlite3_prepare_v3(c->db, sql, -1, SQLITE_PREPARE_PERSISTENT, st, NULL) !=
+        SQLITE_OK)
+        return db_err(c, sql, err);
     c->kept[c->n_kept].sql = sql;
-    c->kept[c->n_kept++].st = st;
-    return st;
+    c->kept[c->n_kept++].st = *st;
+    return 0;
+}
+
+int db_query(struct conversations *c, sqlite3_stmt **st, const char *sql,
+             const struct db_value *values, struct err *err)
+{
+    *st = NULL;
+    int rc = compile(c, sql, st, err),
+        n = *st != NULL ? sqlite3_bind_parameter_count(*st) : 0;
+    for (int i = 1; i <= n && values->kind != DB_END; i++, values++) {
+        if (values->kind == DB_BLOB)
+            sqlite3_bind_blob64(*st, i, values->n > 0 ? values->p : "",
+                                (sqlite3_uint64)values->n, SQLITE_STATIC);
+        else if (values->kind == DB_TEXT)
+            sqlite3_bind_text(*st, i, values->p, -1, SQLITE_STATIC);
+        else if (values->kind == DB_INT || values->n != 0)
+            sqlite3_bind_int64(*st, i, values->n);
+    }
+    return rc != 0 ? rc : db_step(c, *st, err);
 }
 
 void db_done(sqlite3_stmt *st)
@@ -127,17 +145,11 @@ int db_step(struct conversations *c, sqlite3_stmt *st, struct err *err)
     return rc == SQLITE_ROW ? 1 : rc == SQLITE_DONE ? 0 : db_err(c, sqlite3_sql(st), err);
 }
 
-int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64_t d,
+int db_run(struct conversations *c, const char *sql, const struct db_value *values,
            struct err *err)
 {
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st == NULL)
-        return err != NULL ? err->code : ERR_CORRUPT;
-    int n = sqlite3_bind_parameter_count(st);
-    int64_t values[] = {a, b, d};
-    for (int i = 0; i < n && i < 3; i++)
-        sqlite3_bind_int64(st, i + 1, values[i]);
-    int rc = db_step(c, st, err);
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, sql, values, err);
     db_done(st);
     return rc < 0 ? rc : 0;
 }
@@ -145,17 +157,17 @@ int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64
 int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
            struct err *err)
 {
-    *out = 0;
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st == NULL)
-        return err != NULL ? err->code : ERR_CORRUPT;
-    if (sqlite3_bind_parameter_count(st) > 0)
-        sqlite3_bind_int64(st, 1, a);
-    int rc = db_step(c, st, err);
-    if (rc > 0)
-        *out = sqlite3_column_int64(st, 0);
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, sql, DB_VALUES(DB_INT(a)), err);
+    *out = rc > 0 ? sqlite3_column_int64(st, 0) : 0;
     db_done(st);
     return rc < 0 ? rc : 0;
+}
+
+int db_refer(struct conversations *c, int64_t row, int by, struct err *err)
+{
+    return db_run(c, "UPDATE turn SET n_refs = n_refs + ?2 WHERE id = ?1",
+                  DB_VALUES(DB_INT(row), DB_INT(by)), err);
 }
 
 enum { SERVER_BYTES = 17, RANDOM_DIGITS = 32 };
@@ -229,18 +241,6 @@ int db_end(struct conversations *c, int rc, struct err *err)
     c->shares_are_new = false;
     pthread_mutex_unlock(&c->lock);
     return rc;
-}
-
-void db_bind_text(sqlite3_stmt *st, int i, const char *text)
-{
-    if (text != NULL)
-        sqlite3_bind_text(st, i, text, -1, SQLITE_STATIC);
-}
-
-void db_bind_row(sqlite3_stmt *st, int i, int64_t row)
-{
-    if (row != 0)
-        sqlite3_bind_int64(st, i, row);
 }
 
 char *db_text(sqlite3_stmt *st, int column)
@@ -432,7 +432,6 @@ void conversations_name_kept(const struct conversations *c, const char *prefix,
 int conversations_stats(struct conversations *c, struct conversations_stats *out,
                         struct err *err)
 {
-    int64_t pages, spare, page_bytes;
     *out = (struct conversations_stats){0};
     pthread_mutex_lock(&c->lock);
     int rc = db_int(c, "SELECT count(*) FROM conversation", 0, &out->n_conversations, err);
@@ -441,14 +440,8 @@ int conversations_stats(struct conversations *c, struct conversations_stats *out
     if (rc == 0)
         rc = db_int(c, "SELECT count(*) FROM doomed", 0, &out->n_doomed, err);
     if (rc == 0)
-        rc = db_int(c, "PRAGMA page_count", 0, &pages, err);
-    if (rc == 0)
-        rc = db_int(c, "PRAGMA freelist_count", 0, &spare, err);
-    if (rc == 0)
-        rc = db_int(c, "PRAGMA page_size", 0, &page_bytes, err);
+        rc = db_used_bytes(c, &out->used_bytes, err);
     pthread_mutex_unlock(&c->lock);
-    if (rc == 0)
-        out->used_bytes = (uint64_t)((pages - spare) * page_bytes);
     return rc;
 }
 
@@ -457,14 +450,11 @@ int conversations_stats_of(struct conversations *c, const char *tenant,
 {
     *out = (struct conversations_stats){0};
     pthread_mutex_lock(&c->lock);
-    sqlite3_stmt *st = db_begin(
-        c, "SELECT count(*), sum(n_turns) FROM conversation WHERE tenant = ?", err);
-    int rc = st != NULL ? 0 : err->code;
-    if (rc == 0) {
-        db_bind_text(st, 1, tenant);
-        rc = db_step(c, st, err);
-    }
-    if (rc == 1) {
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st,
+                      "SELECT count(*), sum(n_turns) FROM conversation WHERE tenant = ?",
+                      DB_VALUES(DB_TEXT(tenant)), err);
+    if (rc > 0) {
         out->n_conversations = sqlite3_column_int64(st, 0);
         out->n_turns = sqlite3_column_int64(st, 1);
     }
@@ -499,12 +489,8 @@ void conversation_deinit(struct conversation *v)
 static int find_by(struct conversations *c, const char *sql, const char *tenant,
                    const char *name, struct conversation *out, struct err *err)
 {
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st == NULL)
-        return err->code;
-    db_bind_text(st, 1, name);
-    db_bind_text(st, 2, tenant);
-    int rc = db_step(c, st, err);
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, sql, DB_VALUES(DB_TEXT(name), DB_TEXT(tenant)), err);
     if (rc > 0)
         read_conversation(st, out);
     db_done(st);
@@ -522,9 +508,8 @@ static int find(struct conversations *c, const char *tenant, const char *name,
 int conversation_find(struct conversations *c, const char *tenant, const char *name,
                       struct conversation *out, struct err *err)
 {
-    struct err local = {0};
     pthread_mutex_lock(&c->lock);
-    int rc = find(c, tenant, name, out, err != NULL ? err : &local);
+    int rc = find(c, tenant, name, out, err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -535,9 +520,8 @@ int conversation_find_title(struct conversations *c, const char *tenant, const c
     static const char sql[] = "SELECT " COLUMNS
                               " FROM conversation WHERE title = ?1 AND tenant = ?2"
                               " ORDER BY updated_s DESC, id DESC LIMIT 1";
-    struct err local = {0};
     pthread_mutex_lock(&c->lock);
-    int rc = find_by(c, sql, tenant, title, out, err != NULL ? err : &local);
+    int rc = find_by(c, sql, tenant, title, out, err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -545,28 +529,15 @@ int conversation_find_title(struct conversations *c, const char *tenant, const c
 static int insert(struct conversations *c, const char *tenant, const char *name,
                   const char *title, const char *metadata, int64_t head, struct err *err)
 {
-    sqlite3_stmt *st = db_begin(
-        c,
-        "INSERT INTO conversation(tenant, name, title, metadata, head, created_s,"
-        " updated_s, n_turns, id) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
-        " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0),"
-        " ?7)",
-        err);
-    if (st == NULL)
-        return err->code;
-    db_bind_text(st, 1, tenant);
-    db_bind_text(st, 2, name);
-    db_bind_text(st, 3, title);
-    db_bind_text(st, 4, metadata);
-    db_bind_row(st, 5, head);
-    sqlite3_bind_int64(st, 6, clock_wall_s());
-    sqlite3_bind_int64(st, 7, ++c->last_conversation);
-    int rc = db_step(c, st, err);
-    db_done(st);
-    if (rc == 0 && head != 0)
-        rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", head, 0, 0,
+    int rc = db_run(c,
+                    "INSERT INTO conversation(tenant, name, title, metadata, head,"
+                    " created_s, updated_s, n_turns, id) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?6,"
+                    " coalesce((SELECT depth + 1 FROM turn WHERE id = ?5), 0), ?7)",
+                    DB_VALUES(DB_TEXT(tenant), DB_TEXT(name), DB_TEXT(title),
+                              DB_TEXT(metadata), DB_ROW(head), DB_INT(clock_wall_s()),
+                              DB_INT(++c->last_conversation)),
                     err);
-    return rc;
+    return rc == 0 && head != 0 ? db_refer(c, head, 1, err) : rc;
 }
 
 /* Returns the bytes that a conversation takes, beside its turns. */
@@ -581,9 +552,7 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
                      const char *title, const char *metadata, int64_t head,
                      struct conversation *out, struct err *err)
 {
-    struct err local = {0};
     int64_t known = 1;
-    err = err != NULL ? err : &local;
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
@@ -603,34 +572,18 @@ int conversation_add(struct conversations *c, const char *tenant, const char *na
     return end;
 }
 
-static int set(struct conversations *c, int64_t row, const char *title,
-               const char *metadata, struct err *err)
-{
-    sqlite3_stmt *st = db_begin(c,
-                                "UPDATE conversation SET title = coalesce(?2, title),"
-                                " metadata = coalesce(?3, metadata) WHERE id = ?1",
-                                err);
-    if (st == NULL)
-        return err->code;
-    sqlite3_bind_int64(st, 1, row);
-    db_bind_text(st, 2, title);
-    db_bind_text(st, 3, metadata);
-    int rc = db_step(c, st, err);
-    db_done(st);
-    return rc;
-}
-
 int conversation_set(struct conversations *c, const char *tenant, int64_t row,
                      const char *title, const char *metadata, struct err *err)
 {
-    struct err local = {0};
-    err = err != NULL ? err : &local;
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
     rc = db_check_room(c, tenant, 0, content_bytes(title, metadata), err);
     if (rc == 0)
-        rc = set(c, row, title, metadata, err);
+        rc = db_run(c,
+                    "UPDATE conversation SET title = coalesce(?2, title),"
+                    " metadata = coalesce(?3, metadata) WHERE id = ?1",
+                    DB_VALUES(DB_INT(row), DB_TEXT(title), DB_TEXT(metadata)), err);
     return db_end(c, rc, err);
 }
 
@@ -658,26 +611,21 @@ int conversation_list(struct conversations *c, const char *tenant, const char *a
     static const char oldest[] =
         "SELECT " COLUMNS " FROM conversation WHERE tenant = ?1 AND"
         " (updated_s, id) > (?2, ?3) ORDER BY updated_s, id LIMIT ?4";
-    struct err local = {0};
     int64_t updated_s = oldest_first ? INT64_MIN : INT64_MAX, row = updated_s;
     *n = 0;
     *more = false;
-    err = err != NULL ? err : &local;
     pthread_mutex_lock(&c->lock);
     int rc = after != NULL ? position_of(c, tenant, after, &updated_s, &row, err) : 0;
-    sqlite3_stmt *st = rc == 0 ? db_begin(c, oldest_first ? oldest : newest, err) : NULL;
-    if (st != NULL) {
-        db_bind_text(st, 1, tenant);
-        sqlite3_bind_int64(st, 2, updated_s);
-        sqlite3_bind_int64(st, 3, row);
-        sqlite3_bind_int(st, 4, limit + 1);
-        while ((rc = db_step(c, st, err)) > 0 && *n < limit)
-            read_conversation(st, &out[(*n)++]);
-        *more = rc > 0;
-        db_done(st);
-    } else if (rc == 0) {
-        rc = err->code;
-    }
+    sqlite3_stmt *st = NULL;
+    if (rc == 0)
+        rc = db_query(
+            c, &st, oldest_first ? oldest : newest,
+            DB_VALUES(DB_TEXT(tenant), DB_INT(updated_s), DB_INT(row), DB_INT(limit + 1)),
+            err);
+    for (; rc > 0 && *n < limit; rc = db_step(c, st, err))
+        read_conversation(st, &out[(*n)++]);
+    *more = rc > 0;
+    db_done(st);
     pthread_mutex_unlock(&c->lock);
     return rc < 0 ? rc : 0;
 }
@@ -700,27 +648,19 @@ int conversation_forks(struct conversations *c, const char *tenant, int64_t head
         " JOIN conversation ON conversation.head = below.id"
         " JOIN turn AS top ON top.id = below.top WHERE conversation.tenant = ?2"
         " GROUP BY top.id ORDER BY top.depth, top.parent, top.id LIMIT ?3";
-    struct err local = {0};
-    int rc = 0;
     *n = 0;
-    err = err != NULL ? err : &local;
     pthread_mutex_lock(&c->lock);
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st != NULL) {
-        sqlite3_bind_int64(st, 1, head);
-        db_bind_text(st, 2, tenant);
-        sqlite3_bind_int(st, 3, FORKS_MAX);
-        while (*n < FORKS_MAX && (rc = db_step(c, st, err)) > 0) {
-            struct fork *f = &out[(*n)++];
-            f->parent = sqlite3_column_int64(st, 0);
-            db_name(st, 1, f->turn);
-            db_name(st, 2, f->conversation);
-            f->is_on_path = sqlite3_column_int(st, 4) != 0;
-        }
-        db_done(st);
-    } else {
-        rc = err->code;
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, sql,
+                      DB_VALUES(DB_INT(head), DB_TEXT(tenant), DB_INT(FORKS_MAX)), err);
+    for (; rc > 0 && *n < FORKS_MAX; rc = db_step(c, st, err)) {
+        struct fork *f = &out[(*n)++];
+        f->parent = sqlite3_column_int64(st, 0);
+        db_name(st, 1, f->turn);
+        db_name(st, 2, f->conversation);
+        f->is_on_path = sqlite3_column_int(st, 4) != 0;
     }
+    db_done(st);
     pthread_mutex_unlock(&c->lock);
     return rc < 0 ? rc : 0;
 }

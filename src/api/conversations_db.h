@@ -60,18 +60,36 @@ bool db_reserve_release(struct conversations *c);
 int db_err(struct conversations *c, const char *what, struct err *err);
 int db_exec(struct conversations *c, const char *sql, struct err *err);
 
-/* Returns a statement with nothing bound; NULL with *err. Hand each statement back with db_done. */
-sqlite3_stmt *db_begin(struct conversations *c, const char *sql, struct err *err);
-void db_done(sqlite3_stmt *st);
-/* Runs a statement up to its next row. Returns 1 if there is a row, 0 if there is none, or a
- * negative code. */
+/* The value of a statement's parameter. */
+struct db_value {
+    enum { DB_END, DB_INT, DB_ROW, DB_TEXT, DB_BLOB } kind;
+    int64_t n; /* the integer, the row, or the bytes of the blob */
+    const void *p;
+};
+
+#define DB_INT(v)     ((struct db_value){DB_INT, (v), NULL})
+#define DB_ROW(v)     ((struct db_value){DB_ROW, (v), NULL}) /* 0 becomes SQL's null */
+#define DB_TEXT(s)    ((struct db_value){DB_TEXT, 0, (s)})   /* NULL becomes SQL's null */
+#define DB_BLOB(p, n) ((struct db_value){DB_BLOB, (n), (p)})
+/* The values of all parameters, in their order. What they point to must live until db_done. */
+#define DB_VALUES(...) ((const struct db_value[]){__VA_ARGS__, {DB_END, 0, NULL}})
+
+/* Runs a statement up to its first row. Returns 1 if there is a row, 0 if there is none, or a
+ * negative code. Hand *st back with db_done in each case. */
+int db_query(struct conversations *c, sqlite3_stmt **st, const char *sql,
+             const struct db_value *values, struct err *err);
+/* Goes to the next row. Returns as db_query does. */
 int db_step(struct conversations *c, sqlite3_stmt *st, struct err *err);
-/* Runs a statement that returns no rows, with up to three integers bound, and hands it back. */
-int db_run(struct conversations *c, const char *sql, int64_t a, int64_t b, int64_t d,
+void db_done(sqlite3_stmt *st); /* NULL is allowed */
+/* Runs a statement that returns no rows, and hands it back. */
+int db_run(struct conversations *c, const char *sql, const struct db_value *values,
            struct err *err);
-/* Reads the first column of the first row; 0 if there is no row. */
+/* Reads the first column of the first row; 0 if there is no row. `a` is the first parameter. */
 int db_int(struct conversations *c, const char *sql, int64_t a, int64_t *out,
            struct err *err);
+
+/* Adds `by` to the references of a turn. */
+int db_refer(struct conversations *c, int64_t row, int by, struct err *err);
 
 /* Makes and returns the error for an unknown name. what: "conversation" or "response". */
 int db_unknown(const struct conversations *c, const char *what, const char *name,
@@ -80,6 +98,8 @@ int db_unknown(const struct conversations *c, const char *what, const char *name
 /* Returns ERR_LIMIT if there is no room for n_turns more (0 or 1) with more_bytes in all. */
 int db_check_room(struct conversations *c, const char *tenant, int n_turns,
                   uint64_t more_bytes, struct err *err);
+/* Returns the bytes of all pages in use. */
+int db_used_bytes(struct conversations *c, uint64_t *out, struct err *err);
 /* Counts the turns in the file. */
 int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 
@@ -88,10 +108,6 @@ int db_count_turns(struct conversations *c, int64_t *out, struct err *err);
 int db_lock(struct conversations *c, struct err *err);
 int db_end(struct conversations *c, int rc, struct err *err);
 
-/* binds a text; NULL becomes SQL's null */
-void db_bind_text(sqlite3_stmt *st, int i, const char *text);
-/* binds a row's number; 0 becomes SQL's null */
-void db_bind_row(sqlite3_stmt *st, int i, int64_t row);
 /* returns a copy of a column's text; NULL for SQL's null */
 char *db_text(sqlite3_stmt *st, int column);
 void db_name(sqlite3_stmt *st, int column, char out[NAME_BYTES]);

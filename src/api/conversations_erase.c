@@ -16,13 +16,7 @@
 static int key_run(struct conversations *c, const char *sql, const uint8_t *key,
                    struct err *err)
 {
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st == NULL)
-        return err->code;
-    sqlite3_bind_blob(st, 1, key, sizeof(struct sha256), SQLITE_STATIC);
-    int rc = db_step(c, st, err);
-    db_done(st);
-    return rc;
+    return db_run(c, sql, DB_VALUES(DB_BLOB(key, sizeof(struct sha256))), err);
 }
 
 static int drop_chunk(struct conversations *c, const uint8_t *key, struct err *err)
@@ -56,15 +50,11 @@ struct gone {
 static int look(struct conversations *c, int64_t row, struct gone *g, struct err *err)
 {
     *g = (struct gone){0};
-    sqlite3_stmt *st = db_begin(
-        c,
-        "SELECT parent, keys FROM turn WHERE id = ?1 AND n_refs <= 0 AND NOT"
-        " visible",
-        err);
-    if (st == NULL)
-        return err->code;
-    sqlite3_bind_int64(st, 1, row);
-    int rc = db_step(c, st, err);
+    sqlite3_stmt *st;
+    int rc = db_query(
+        c, &st,
+        "SELECT parent, keys FROM turn WHERE id = ?1 AND n_refs <= 0 AND NOT visible",
+        DB_VALUES(DB_INT(row)), err);
     if (rc > 0) {
         g->is_gone = true;
         g->parent = sqlite3_column_int64(st, 0);
@@ -90,10 +80,9 @@ static int collect(struct conversations *c, int64_t row, struct erased *out,
         rc = drop_chunks(c, g.keys, g.n_keys_bytes, err);
         free(g.keys);
         if (rc == 0)
-            rc = db_run(c, "DELETE FROM turn WHERE id = ?1", row, 0, 0, err);
+            rc = db_run(c, "DELETE FROM turn WHERE id = ?1", DB_VALUES(DB_INT(row)), err);
         if (rc == 0)
-            rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", g.parent, 0,
-                        0, err);
+            rc = db_refer(c, g.parent, -1, err);
         out->n_turns++;
         c->n_turns -= c->n_turns > 0;
         row = g.parent;
@@ -103,7 +92,7 @@ static int collect(struct conversations *c, int64_t row, struct erased *out,
 
 int db_release(struct conversations *c, int64_t row, struct erased *out, struct err *err)
 {
-    int rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", row, 0, 0, err);
+    int rc = db_refer(c, row, -1, err);
     return rc != 0 ? rc : collect(c, row, out, err);
 }
 
@@ -111,12 +100,8 @@ int db_release(struct conversations *c, int64_t row, struct erased *out, struct 
 static int row_of(struct conversations *c, const char *sql, const char *what,
                   const char *tenant, const char *name, int64_t *row, struct err *err)
 {
-    sqlite3_stmt *st = db_begin(c, sql, err);
-    if (st == NULL)
-        return err->code;
-    db_bind_text(st, 1, name);
-    db_bind_text(st, 2, tenant);
-    int rc = db_step(c, st, err);
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, sql, DB_VALUES(DB_TEXT(name), DB_TEXT(tenant)), err);
     if (rc > 0)
         *row = sqlite3_column_int64(st, 0);
     db_done(st);
@@ -126,7 +111,8 @@ static int row_of(struct conversations *c, const char *sql, const char *what,
 static int hide(struct conversations *c, int64_t row, struct erased *out, struct err *err)
 {
     int before = out->n_turns;
-    int rc = db_run(c, "UPDATE turn SET visible = 0 WHERE id = ?1", row, 0, 0, err);
+    int rc = db_run(c, "UPDATE turn SET visible = 0 WHERE id = ?1", DB_VALUES(DB_INT(row)),
+                    err);
     if (rc == 0)
         rc = collect(c, row, out, err);
     out->n_shared += rc == 0 && out->n_turns == before;
@@ -167,10 +153,8 @@ static int erase_once(struct conversations *c, const char *find, const char *wha
                                    struct err *err),
                       struct erased *out, struct err *err)
 {
-    struct err local = {0};
     int64_t row = 0;
     *out = (struct erased){0};
-    err = err != NULL ? err : &local;
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;
@@ -216,8 +200,8 @@ int db_hide_all(struct conversations *c, int64_t conversation, struct erased *ou
                     " ORDER BY depth DESC, id DESC LIMIT 1",
                     conversation, &row, err);
         if (rc == 0 && row != 0)
-            rc = db_run(c, "UPDATE turn SET conversation = NULL WHERE id = ?1", row, 0, 0,
-                        err);
+            rc = db_run(c, "UPDATE turn SET conversation = NULL WHERE id = ?1",
+                        DB_VALUES(DB_INT(row)), err);
         if (rc == 0 && row != 0)
             rc = hide(c, row, out, err);
     } while (rc == 0 && row != 0);
@@ -230,7 +214,8 @@ static int drop_conversation(struct conversations *c, int64_t row, struct erased
     int64_t head = 0;
     int rc = db_int(c, "SELECT head FROM conversation WHERE id = ?1", row, &head, err);
     if (rc == 0)
-        rc = db_run(c, "DELETE FROM conversation WHERE id = ?1", row, 0, 0, err);
+        rc = db_run(c, "DELETE FROM conversation WHERE id = ?1", DB_VALUES(DB_INT(row)),
+                    err);
     if (rc == 0 && head != 0)
         rc = db_release(c, head, out, err);
     return rc != 0 ? rc : db_hide_all(c, row, out, err);
@@ -246,10 +231,8 @@ int conversation_delete(struct conversations *c, const char *tenant, const char 
 static int expire_once(struct conversations *c, int64_t now_s, int most, struct erased *out,
                        struct err *err)
 {
-    struct err local = {0};
     int64_t before = now_s - c->o.ttl_s, row = 1;
     *out = (struct erased){0};
-    err = err != NULL ? err : &local;
     if (c->o.ttl_s <= 0)
         return 0;
     int rc = db_lock(c, err);
@@ -292,33 +275,22 @@ int conversations_expire(struct conversations *c, int64_t now_s, int most,
 int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
                          struct err *err)
 {
-    struct err local = {0};
-    int rc = 0;
     *n = 0;
-    err = err != NULL ? err : &local;
     pthread_mutex_lock(&c->lock);
-    sqlite3_stmt *st = db_begin(c, "SELECT key FROM doomed ORDER BY id LIMIT ?1", err);
-    if (st == NULL)
-        rc = err->code;
-    else
-        sqlite3_bind_int(st, 1, max);
-    while (rc == 0 && st != NULL && (rc = db_step(c, st, err)) > 0) {
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, "SELECT key FROM doomed ORDER BY id LIMIT ?1",
+                      DB_VALUES(DB_INT(max)), err);
+    for (; rc > 0 && *n < max; rc = db_step(c, st, err))
         if (sqlite3_column_bytes(st, 0) == (int)sizeof keys[0].b)
             memcpy(keys[(*n)++].b, sqlite3_column_blob(st, 0), sizeof keys[0].b);
-        rc = 0;
-        if (*n == max)
-            break;
-    }
     db_done(st);
     pthread_mutex_unlock(&c->lock);
-    return rc;
+    return rc < 0 ? rc : 0;
 }
 
 static int buried_once(struct conversations *c, const struct sha256 *keys, int n,
                        struct err *err)
 {
-    struct err local = {0};
-    err = err != NULL ? err : &local;
     int rc = db_lock(c, err);
     if (rc != 0)
         return rc;

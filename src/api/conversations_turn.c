@@ -80,9 +80,7 @@ static int tokens_decode(struct turn *t, const uint8_t *p, size_t n, struct err 
     return 0;
 }
 
-/* --- adding ----------------------------------------------------------------------------------- */
-
-static int used_bytes(struct conversations *c, uint64_t *out, struct err *err)
+int db_used_bytes(struct conversations *c, uint64_t *out, struct err *err)
 {
     int64_t pages, spare, page_bytes;
     int rc = db_int(c, "PRAGMA page_count", 0, &pages, err);
@@ -160,12 +158,9 @@ static int read_share(struct conversations *c, const char *tenant, int64_t *n_tu
         c->has_shares = true;
         c->shares_are_new = sqlite3_get_autocommit(c->db) == 0;
     }
-    sqlite3_stmt *st = db_begin(c, "SELECT n_turns, n_bytes FROM share WHERE tenant = ?1",
-                                err);
-    if (st == NULL)
-        return err->code;
-    db_bind_text(st, 1, tenant);
-    int rc = db_step(c, st, err);
+    sqlite3_stmt *st;
+    int rc = db_query(c, &st, "SELECT n_turns, n_bytes FROM share WHERE tenant = ?1",
+                      DB_VALUES(DB_TEXT(tenant)), err);
     *n_turns = rc > 0 ? sqlite3_column_int64(st, 0) : 0;
     *n_bytes = rc > 0 ? (uint64_t)MAX(sqlite3_column_int64(st, 1), 0) : 0;
     db_done(st);
@@ -218,7 +213,7 @@ int db_check_room(struct conversations *c, const char *tenant, int more_turns,
     if (c->o.max_turns > 0)
         rc = db_count_turns(c, &n_turns, err);
     if (rc == 0 && c->o.max_bytes > 0)
-        rc = used_bytes(c, &used, err);
+        rc = db_used_bytes(c, &used, err);
     if (rc == 0 && c->o.n_tenants > 1)
         rc = check_share(c, tenant, more_turns, more_bytes, n_turns, used, err);
     if (rc == 0 && c->o.max_turns > 0 && n_turns + more_turns > c->o.max_turns)
@@ -230,9 +225,8 @@ int db_check_room(struct conversations *c, const char *tenant, int more_turns,
 
 int turn_has_room(struct conversations *c, const char *tenant, struct err *err)
 {
-    struct err local = {0};
     pthread_mutex_lock(&c->lock);
-    int rc = db_check_room(c, tenant, 1, TURN_OVERHEAD, err != NULL ? err : &local);
+    int rc = db_check_room(c, tenant, 1, TURN_OVERHEAD, err);
     pthread_mutex_unlock(&c->lock);
     return rc;
 }
@@ -250,7 +244,12 @@ static uint64_t turn_bytes(const struct turn *t)
 static int insert(struct conversations *c, const char *tenant, struct turn *t,
                   struct err *err)
 {
-    sqlite3_stmt *st = db_begin(
+    uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
+    size_t n_tokens;
+    marks_encode(t, marks);
+    uint8_t *tokens = tokens_encode(t, &n_tokens);
+    t->row = ++c->last_turn;
+    int rc = db_run(
         c,
         "INSERT INTO turn(name, tenant, parent, conversation, depth, created_s, used_s,"
         " visible, fingerprint, n_kept, n_tokens, marks, tokens, keys, answer, input,"
@@ -258,36 +257,15 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
         " VALUES(?1, ?2, ?3, ?4, ?5, ?6,"
         " max(?6, coalesce((SELECT used_s FROM turn WHERE id = ?3), 0)),"
         " ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
+        DB_VALUES(
+            DB_TEXT(t->name), DB_TEXT(tenant), DB_ROW(t->parent), DB_ROW(t->conversation),
+            DB_INT(t->depth), DB_INT(t->created_s), DB_INT(t->is_visible),
+            DB_TEXT(t->fingerprint), DB_INT(t->n_kept), DB_INT(t->n_tokens),
+            DB_BLOB(marks, t->n_marks * MARK_BYTES), DB_BLOB(tokens, (int64_t)n_tokens),
+            DB_BLOB(t->keys, t->n_keys * (int64_t)sizeof t->keys[0]), DB_TEXT(t->answer),
+            DB_TEXT(t->input), DB_TEXT(t->output), DB_TEXT(t->restoration), DB_INT(t->row),
+            DB_TEXT(t->moment[0] != 0 ? t->moment : NULL)),
         err);
-    uint8_t marks[TURN_MAX_MARKS * MARK_BYTES];
-    size_t n_tokens;
-    if (st == NULL)
-        return err->code;
-    marks_encode(t, marks);
-    uint8_t *tokens = tokens_encode(t, &n_tokens);
-    db_bind_text(st, 1, t->name);
-    db_bind_text(st, 2, tenant);
-    db_bind_row(st, 3, t->parent);
-    db_bind_row(st, 4, t->conversation);
-    sqlite3_bind_int(st, 5, t->depth);
-    sqlite3_bind_int64(st, 6, t->created_s);
-    sqlite3_bind_int(st, 7, t->is_visible);
-    db_bind_text(st, 8, t->fingerprint);
-    sqlite3_bind_int(st, 9, t->n_kept);
-    sqlite3_bind_int(st, 10, t->n_tokens);
-    sqlite3_bind_blob(st, 11, marks, t->n_marks * MARK_BYTES, SQLITE_STATIC);
-    sqlite3_bind_blob64(st, 12, tokens, n_tokens, SQLITE_STATIC);
-    sqlite3_bind_blob64(st, 13, t->keys != NULL ? (const void *)t->keys : "",
-                        (uint64_t)t->n_keys * sizeof t->keys[0], SQLITE_STATIC);
-    db_bind_text(st, 14, t->answer);
-    db_bind_text(st, 15, t->input);
-    db_bind_text(st, 16, t->output);
-    db_bind_text(st, 17, t->restoration);
-    t->row = ++c->last_turn;
-    sqlite3_bind_int64(st, 18, t->row);
-    db_bind_text(st, 19, t->moment[0] != 0 ? t->moment : NULL);
-    int rc = db_step(c, st, err);
-    db_done(st);
     free(tokens);
     /* a known count goes up by one; after a rollback all turns are counted again */
     c->n_turns += c->n_turns >= 0;
@@ -303,14 +281,9 @@ static int add_chunks(struct conversations *c, const struct turn *t, struct err 
         " ON CONFLICT(key) DO UPDATE SET n_turns = n_turns + 1",
         "DELETE FROM doomed WHERE key = ?1"};
     int rc = 0;
-    for (int i = 0; rc == 0 && i < 2 * t->n_keys; i++) {
-        sqlite3_stmt *st = db_begin(c, sql[i % 2], err);
-        if (st == NULL)
-            return err->code;
-        sqlite3_bind_blob(st, 1, t->keys[i / 2].b, sizeof t->keys[0].b, SQLITE_STATIC);
-        rc = db_step(c, st, err);
-        db_done(st);
-    }
+    for (int i = 0; rc == 0 && i < 2 * t->n_keys; i++)
+        rc = db_run(c, sql[i % 2],
+                    DB_VALUES(DB_BLOB(t->keys[i / 2].b, sizeof t->keys[0].b)), err);
     return rc;
 }
 
@@ -329,7 +302,7 @@ static int refer_to_parent(struct conversations *c, struct turn *t, struct err *
                    : db_run(c,
                             "UPDATE turn SET n_refs = n_refs + 1, used_s = max(used_s, ?2)"
                             " WHERE id = ?1",
-                            t->parent, t->created_s, 0, err);
+                            DB_VALUES(DB_INT(t->parent), DB_INT(t->created_s)), err);
 }
 
 /* Checks whether a turn may become the head of its conversation, before it is inserted. */
@@ -356,34 +329,20 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {
-    sqlite3_stmt *st = db_begin(
-        c,
-        "UPDATE conversation SET head = ?2, updated_s = max(updated_s, ?3), n_turns = ?4,"
-        " title = coalesce(title, ?5) WHERE id = ?1",
-        err);
-    if (st == NULL)
-        return err->code;
-    sqlite3_bind_int64(st, 1, t->conversation);
-    sqlite3_bind_int64(st, 2, t->row);
-    sqlite3_bind_int64(st, 3, t->created_s);
-    sqlite3_bind_int(st, 4, t->depth + 1);
-    db_bind_text(st, 5, title);
-    int rc = db_step(c, st, err);
-    db_done(st);
+    int rc = db_run(c,
+                    "UPDATE conversation SET head = ?2, updated_s = max(updated_s, ?3),"
+                    " n_turns = ?4, title = coalesce(title, ?5) WHERE id = ?1",
+                    DB_VALUES(DB_INT(t->conversation), DB_INT(t->row), DB_INT(t->created_s),
+                              DB_INT(t->depth + 1), DB_TEXT(title)),
+                    err);
     if (rc == 0)
-        rc = db_run(c, "UPDATE turn SET n_refs = n_refs + 1 WHERE id = ?1", t->row, 0, 0,
-                    err);
-    if (rc == 0 && t->parent != 0)
-        rc = db_run(c, "UPDATE turn SET n_refs = n_refs - 1 WHERE id = ?1", t->parent, 0, 0,
-                    err);
-    return rc;
+        rc = db_refer(c, t->row, 1, err);
+    return rc == 0 && t->parent != 0 ? db_refer(c, t->parent, -1, err) : rc;
 }
 
 int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
              bool *has_branched, struct err *err)
 {
-    struct err local = {0};
-    err = err != NULL ? err : &local;
     CHECK(t->input != NULL && t->output != NULL && t->n_marks <= TURN_MAX_MARKS);
     CHECK(t->is_visible || t->conversation != 0);
     *has_branched = false;
@@ -408,27 +367,13 @@ int turn_add(struct conversations *c, const char *tenant, struct turn *t, const 
     return db_end(c, rc, err);
 }
 
-static int retitle(struct conversations *c, int64_t row, const char *title, struct err *err)
-{
-    sqlite3_stmt *st = db_begin(c, "UPDATE conversation SET title = ?2 WHERE id = ?1", err);
-    if (st == NULL)
-        return err->code;
-    sqlite3_bind_int64(st, 1, row);
-    db_bind_text(st, 2, title[0] != 0 ? title : NULL);
-    int rc = db_step(c, st, err);
-    db_done(st);
-    return rc;
-}
-
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
                          struct turn *t, const char *title, struct erased *out,
                          struct err *err)
 {
-    struct err local = {0};
     bool has_branched = false;
     int64_t row = t->conversation;
     *out = (struct erased){0};
-    err = err != NULL ? err : &local;
     CHECK(t->parent == 0 && row != 0);
     t->created_s = clock_wall_s();
     t->parent = head; /* only while the head is checked */
@@ -448,7 +393,8 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
     if (rc == 0)
         rc = move_head(c, t, NULL, err);
     if (rc == 0 && title != NULL)
-        rc = retitle(c, row, title, err);
+        rc = db_run(c, "UPDATE conversation SET title = ?2 WHERE id = ?1",
+                    DB_VALUES(DB_INT(row), DB_TEXT(title[0] != 0 ? title : NULL)), err);
     return db_end_and_overwrite(c, rc, err);
 }
 
@@ -499,21 +445,15 @@ static int read_turn(sqlite3_stmt *st, struct turn **out, struct err *err)
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err)
 {
-    struct err local = {0};
-    err = err != NULL ? err : &local;
     pthread_mutex_lock(&c->lock);
-    sqlite3_stmt *st = db_begin(
-        c, "SELECT " COLUMNS " FROM turn WHERE name = ?1 AND tenant = ?2 AND visible", err);
-    int rc = st == NULL ? err->code : 0;
-    if (st != NULL) {
-        db_bind_text(st, 1, name);
-        db_bind_text(st, 2, tenant);
-        rc = db_step(c, st, err);
-        if (rc > 0)
-            rc = read_turn(st, out, err);
-        else if (rc == 0)
-            rc = db_unknown(c, "response", name, err);
-    }
+    sqlite3_stmt *st;
+    int rc = db_query(
+        c, &st, "SELECT " COLUMNS " FROM turn WHERE name = ?1 AND tenant = ?2 AND visible",
+        DB_VALUES(DB_TEXT(name), DB_TEXT(tenant)), err);
+    if (rc > 0)
+        rc = read_turn(st, out, err);
+    else if (rc == 0)
+        rc = db_unknown(c, "response", name, err);
     db_done(st);
     pthread_mutex_unlock(&c->lock);
     return rc;
@@ -533,12 +473,10 @@ static int read_path(struct conversations *c, int64_t row, struct turn ***path, 
 {
     int cap = 0, rc = 0;
     while (rc == 0 && row != 0) {
-        sqlite3_stmt *st = db_begin(c, "SELECT " COLUMNS " FROM turn WHERE id = ?1", err);
-        if (st == NULL)
-            return err->code;
+        sqlite3_stmt *st;
         GROW(*path, *n, cap);
-        sqlite3_bind_int64(st, 1, row);
-        rc = db_step(c, st, err);
+        rc = db_query(c, &st, "SELECT " COLUMNS " FROM turn WHERE id = ?1",
+                      DB_VALUES(DB_INT(row)), err);
         if (rc > 0)
             rc = read_turn(st, &(*path)[*n], err);
         else if (rc == 0)
@@ -571,9 +509,7 @@ static int check_path(struct turn *const *path, int n, struct err *err)
 int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
               struct err *err)
 {
-    struct err local = {0};
     struct turn **path = NULL;
-    err = err != NULL ? err : &local;
     *n = 0;
     pthread_mutex_lock(&c->lock);
     int rc = read_path(c, row, &path, n, err);

@@ -50,25 +50,25 @@ static const char *id_of(const struct json *item)
     return json_string_of(json_member(item, "id"), NULL);
 }
 
-static void fail(struct call *c, const struct err *err)
+/* Answers with o if rc is 0; else frees o. Returns rc. */
+static int answer(struct call *c, int rc, struct json *o)
 {
-    struct fault f;
-    keep_fault(err, &f);
-    call_fault(c, &f);
+    if (rc == 0)
+        call_json(c, 200, o);
+    else
+        json_free(o);
+    return rc;
 }
 
 /* Reads the conversation again, and answers with it. */
-static void answer_anew(struct call *c, struct conversation *v)
+static int answer_anew(struct call *c, struct conversation *v, struct fault *f)
 {
     struct err err = {0};
     char *name = xstrdup(v->name);
     conversation_deinit(v);
     int rc = conversation_find(c->s->conversations, call_tenant(c), name, v, &err);
-    if (rc == 0)
-        call_json(c, 200, shape(v));
-    else
-        fail(c, &err);
     free(name);
+    return rc == 0 ? answer(c, 0, shape(v)) : keep_fault(&err, f);
 }
 
 /* --- /v1/conversations ------------------------------------------------------------------------ */
@@ -125,36 +125,27 @@ static int collect(struct call *c, const struct items_page *p, const char *folde
     return rc;
 }
 
-static void list(struct call *c)
+static int list(struct call *c, struct fault *f)
 {
     struct items_page p;
-    struct fault f;
     struct err err = {0};
     char last[NAME_BYTES] = "";
     bool more = false;
     const char *query = call_query(c, "query");
     char *folded = NULL;
-    int rc = keep_page(c, 20, &p, &f);
-    if (rc == 0 && query != NULL && (folded = items_fold(query, strlen(query))) == NULL)
-        rc = fault_set(&f, 400, NULL, "query", "'query' is not UTF-8");
-    if (rc != 0) {
-        call_fault(c, &f);
-        return;
-    }
+    if (keep_page(c, 20, &p, f) != 0)
+        return -1;
+    if (query != NULL && (folded = items_fold(query, strlen(query))) == NULL)
+        return fault_set(f, 400, NULL, "query", "'query' is not UTF-8");
     struct json *o = json_new_object(), *data = json_new_array();
-    rc = collect(c, &p, folded, data, last, &more, &err);
+    int rc = collect(c, &p, folded, data, last, &more, &err);
     free(folded);
     json_put_string(o, "object", "list");
     json_put_string(o, "first_id", id_of(json_at(data, 0)));
     json_put_string(o, "last_id", last[0] != 0 ? last : NULL);
     json_put_bool(o, "has_more", more);
     json_put(o, "data", data);
-    if (rc == 0) {
-        call_json(c, 200, o);
-    } else {
-        json_free(o);
-        fail(c, &err);
-    }
+    return answer(c, rc == 0 ? 0 : keep_fault(&err, f), o);
 }
 
 struct change {
@@ -162,7 +153,8 @@ struct change {
     const char *title, *at;
 };
 
-/* Reads title, metadata and items. names: the members that this request may have. */
+/* Reads title, metadata and items. names: the members that this request may have. A body that is
+ * not JSON was answered by call_body. */
 static int read_change(struct call *c, const char *const *names, struct change *out,
                        struct fault *f)
 {
@@ -213,81 +205,72 @@ static int add_items(struct call *c, const struct conversation *v, const struct 
     return rc == 0 ? 0 : keep_fault(&err, f);
 }
 
-static void make(struct call *c)
+static int make(struct call *c, struct fault *f)
 {
     static const char *const names[] = {"items", "metadata", "title", NULL};
     struct change change;
     struct conversation v = {0};
     struct json *items = NULL;
-    struct fault f;
     struct err err = {0};
     char name[NAME_BYTES];
-    int rc = read_change(c, names, &change, &f);
-    if (c->answered)
-        return; /* the body was not JSON, and call_body has answered */
+    int rc = read_change(c, names, &change, f);
     if (rc == 0 && change.items != NULL)
-        rc = items_read(change.items, "items", &items, &f);
+        rc = items_read(change.items, "items", &items, f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
     conversations_name_kept(c->s->conversations, "conv", name);
     if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, change.title,
                                     metadata, 0, &v, &err) != 0)
-        rc = keep_fault(&err, &f);
+        rc = keep_fault(&err, f);
     if (rc == 0 && json_count(items) > 0)
-        rc = add_items(c, &v, items, &f);
+        rc = add_items(c, &v, items, f);
     if (rc == 0)
-        answer_anew(c, &v);
-    else
-        call_fault(c, &f);
+        rc = answer_anew(c, &v, f);
     conversation_deinit(&v);
     json_free(items);
     free(metadata);
+    return rc;
+}
+
+static bool is_get(const struct call *c)
+{
+    return strcmp(c->route->method, "GET") == 0;
 }
 
 void api_conversations(struct call *c)
 {
     struct fault f;
-    if (c->s->conversations == NULL) {
-        keep_none(&f);
+    int rc = c->s->conversations == NULL ? keep_none(&f)
+             : is_get(c)                 ? list(c, &f)
+                                         : make(c, &f);
+    if (rc != 0 && !c->answered)
         call_fault(c, &f);
-    } else if (strcmp(c->route->method, "GET") == 0) {
-        list(c);
-    } else {
-        make(c);
-    }
 }
 
 /* --- /v1/conversations/ID --------------------------------------------------------------------- */
 
-static void change(struct call *c, struct conversation *v)
+static int change(struct call *c, struct conversation *v, struct fault *f)
 {
     static const char *const names[] = {"metadata", "title", NULL};
     struct change change;
-    struct fault f;
     struct err err = {0};
-    int rc = read_change(c, names, &change, &f);
-    if (c->answered)
-        return;
+    int rc = read_change(c, names, &change, f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
     if (rc == 0 && conversation_set(c->s->conversations, call_tenant(c), v->row,
                                     change.title, metadata, &err) != 0)
-        rc = keep_fault(&err, &f);
-    if (rc == 0)
-        answer_anew(c, v);
-    else
-        call_fault(c, &f);
+        rc = keep_fault(&err, f);
     free(metadata);
+    return rc == 0 ? answer_anew(c, v, f) : rc;
 }
 
-static void erase(struct call *c, const struct conversation *v)
+static int erase(struct call *c, const struct conversation *v, struct fault *f)
 {
     struct err err = {0};
     struct erased gone;
     if (conversation_delete(c->s->conversations, call_tenant(c), v->name, &gone, &err) != 0)
-        fail(c, &err);
-    else
-        call_json(c, 200, keep_deleted(c, v->name, "conversation.deleted", &gone));
+        return keep_fault(&err, f);
+    return answer(c, 0, keep_deleted(c, v->name, "conversation.deleted", &gone));
 }
 
 /* --- items ------------------------------------------------------------------------------------ */
@@ -327,46 +310,36 @@ static int read_items(struct call *c, const struct conversation *v, struct json 
     return 0;
 }
 
-static void list_items(struct call *c, const struct conversation *v)
+static int list_items(struct call *c, const struct conversation *v, struct fault *f)
 {
     struct json *items = NULL, *o = NULL;
     struct items_page page;
-    struct fault f;
-    int rc = keep_page(c, 20, &page, &f);
+    int rc = keep_page(c, 20, &page, f);
     if (rc == 0)
-        rc = read_items(c, v, &items, &f);
+        rc = read_items(c, v, &items, f);
     if (rc == 0)
-        rc = items_list(items, &page, &o, &f);
-    if (rc == 0)
-        call_json(c, 200, o);
-    else
-        call_fault(c, &f);
+        rc = items_list(items, &page, &o, f);
     json_free(items);
+    return answer(c, rc, o);
 }
 
-static void post_items(struct call *c, const struct conversation *v)
+static int post_items(struct call *c, const struct conversation *v, struct fault *f)
 {
     static const char *const names[] = {"items", NULL};
     struct change change;
     struct json *items = NULL, *o = NULL;
     struct items_page page = {.limit = MAX_NEW_ITEMS, .oldest_first = true};
-    struct fault f;
-    int rc = read_change(c, names, &change, &f);
-    if (c->answered)
-        return;
+    int rc = read_change(c, names, &change, f);
     if (rc == 0 && change.items == NULL)
-        rc = fault_set(&f, 400, NULL, "items", "'items' is missing");
+        rc = fault_set(f, 400, NULL, "items", "'items' is missing");
     if (rc == 0)
-        rc = items_read(change.items, "items", &items, &f);
+        rc = items_read(change.items, "items", &items, f);
     if (rc == 0 && json_count(items) > 0)
-        rc = add_items(c, v, items, &f);
+        rc = add_items(c, v, items, f);
     if (rc == 0)
-        rc = items_list(items, &page, &o, &f);
-    if (rc == 0)
-        call_json(c, 200, o);
-    else
-        call_fault(c, &f);
+        rc = items_list(items, &page, &o, f);
     json_free(items);
+    return answer(c, rc, o);
 }
 
 /* Finds the index of an item. Returns 0, or -1 with *f. */
@@ -379,19 +352,17 @@ static int find_item(const struct json *items, const char *id, size_t *at, struc
     return fault_set(f, 404, "not_found", NULL, "there is no item '%.80s'", id);
 }
 
-static void get_item(struct call *c, const struct conversation *v, const char *id)
+static int get_item(struct call *c, const struct conversation *v, const char *id,
+                    struct fault *f)
 {
     struct json *items = NULL;
-    struct fault f;
     size_t at;
-    int rc = read_items(c, v, &items, &f);
+    int rc = read_items(c, v, &items, f);
     if (rc == 0)
-        rc = find_item(items, id, &at, &f);
-    if (rc == 0)
-        call_json(c, 200, json_share(json_at(items, at)));
-    else
-        call_fault(c, &f);
+        rc = find_item(items, id, &at, f);
+    struct json *o = rc == 0 ? json_share(json_at(items, at)) : NULL;
     json_free(items);
+    return answer(c, rc, o);
 }
 
 /* Returns the title for a conversation that loses an item: NULL, its title stays; else the first
@@ -445,21 +416,18 @@ static int rewrite(struct call *c, const struct conversation *v, size_t without,
     return rc == 0 ? 0 : keep_fault(&err, f);
 }
 
-static void delete_item(struct call *c, struct conversation *v, const char *id)
+static int delete_item(struct call *c, struct conversation *v, const char *id,
+                       struct fault *f)
 {
     struct json *items = NULL;
-    struct fault f;
     size_t at;
-    int rc = read_items(c, v, &items, &f);
+    int rc = read_items(c, v, &items, f);
     if (rc == 0)
-        rc = find_item(items, id, &at, &f);
+        rc = find_item(items, id, &at, f);
     json_free(items);
     if (rc == 0)
-        rc = rewrite(c, v, at, &f);
-    if (rc == 0)
-        answer_anew(c, v);
-    else
-        call_fault(c, &f);
+        rc = rewrite(c, v, at, f);
+    return rc == 0 ? answer_anew(c, v, f) : rc;
 }
 
 /* --- branches --------------------------------------------------------------------------------- */
@@ -503,20 +471,17 @@ static int find_turn(struct call *c, const struct conversation *v, const char *a
                               at);
 }
 
-static void branch(struct call *c, const struct conversation *v)
+static int branch(struct call *c, const struct conversation *v, struct fault *f)
 {
     static const char *const names[] = {"at", "title", "metadata", NULL};
     struct change change;
     struct conversation made = {0};
-    struct fault f;
     struct err err = {0};
     char name[NAME_BYTES];
     int64_t row = 0;
-    int rc = read_change(c, names, &change, &f);
-    if (c->answered)
-        return;
+    int rc = read_change(c, names, &change, f);
     if (rc == 0)
-        rc = find_turn(c, v, change.at, &row, &f);
+        rc = find_turn(c, v, change.at, &row, f);
     char *metadata = rc == 0 && change.metadata != NULL ? json_text(change.metadata, 0)
                                                         : NULL;
     conversations_name_kept(c->s->conversations, "conv", name);
@@ -526,16 +491,14 @@ static void branch(struct call *c, const struct conversation *v)
                                                : NULL;
     if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, title,
                                     metadata, row, &made, &err) != 0)
-        rc = keep_fault(&err, &f);
-    if (rc == 0)
-        call_json(c, 200, shape(&made));
-    else
-        call_fault(c, &f);
+        rc = keep_fault(&err, f);
+    struct json *o = rc == 0 ? shape(&made) : NULL;
     conversation_deinit(&made);
     free(metadata);
+    return answer(c, rc, o);
 }
 
-static void list_forks(struct call *c, const struct conversation *v)
+static int list_forks(struct call *c, const struct conversation *v, struct fault *f)
 {
     struct err err = {0};
     struct fork *fork = xcalloc(FORKS_MAX, sizeof *fork);
@@ -562,40 +525,24 @@ static void list_forks(struct call *c, const struct conversation *v)
     json_put_string(o, "object", "list");
     json_put(o, "data", data);
     free(fork);
-    if (rc == 0) {
-        call_json(c, 200, o);
-    } else {
-        json_free(o);
-        fail(c, &err);
-    }
+    return answer(c, rc == 0 ? 0 : keep_fault(&err, f), o);
 }
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-static void on_conversation(struct call *c, struct conversation *v)
+/* rest: the path behind the id. The table of routes has no other paths and methods. */
+static int answer_path(struct call *c, struct conversation *v, const char *rest,
+                       struct fault *f)
 {
-    if (strcmp(c->route->method, "GET") == 0)
-        call_json(c, 200, shape(v));
-    else if (strcmp(c->route->method, "DELETE") == 0)
-        erase(c, v);
-    else
-        change(c, v);
-}
-
-static void on_items(struct call *c, struct conversation *v)
-{
-    if (strcmp(c->route->method, "GET") == 0)
-        list_items(c, v);
-    else
-        post_items(c, v);
-}
-
-static void on_item(struct call *c, struct conversation *v, const char *id)
-{
-    if (strcmp(c->route->method, "GET") == 0)
-        get_item(c, v, id);
-    else
-        delete_item(c, v, id);
+    if (rest[0] == 0 && strcmp(c->route->method, "DELETE") == 0)
+        return erase(c, v, f);
+    if (rest[0] == 0)
+        return is_get(c) ? answer(c, 0, shape(v)) : change(c, v, f);
+    if (strcmp(rest, "items") == 0)
+        return is_get(c) ? list_items(c, v, f) : post_items(c, v, f);
+    if (strncmp(rest, "items/", 6) == 0)
+        return is_get(c) ? get_item(c, v, rest + 6, f) : delete_item(c, v, rest + 6, f);
+    return strcmp(rest, "branches") == 0 ? list_forks(c, v, f) : branch(c, v, f);
 }
 
 void api_conversation(struct call *c)
@@ -604,24 +551,14 @@ void api_conversation(struct call *c)
     struct err err = {0};
     struct fault f;
     const char *rest = keep_split(c->tail);
-    if (c->s->conversations == NULL) {
-        keep_none(&f);
-        call_fault(c, &f);
-        return;
-    }
-    if (conversation_find(c->s->conversations, call_tenant(c), c->tail, &v, &err) != 0) {
-        fail(c, &err);
-        return;
-    }
-    if (rest[0] == 0)
-        on_conversation(c, &v);
-    else if (strcmp(rest, "items") == 0)
-        on_items(c, &v);
-    else if (strncmp(rest, "items/", 6) == 0)
-        on_item(c, &v, rest + 6);
-    else if (strcmp(rest, "branches") == 0)
-        list_forks(c, &v);
+    int rc = 0;
+    if (c->s->conversations == NULL)
+        rc = keep_none(&f);
+    else if (conversation_find(c->s->conversations, call_tenant(c), c->tail, &v, &err) != 0)
+        rc = keep_fault(&err, &f);
     else
-        branch(c, &v);
+        rc = answer_path(c, &v, rest, &f);
+    if (rc != 0 && !c->answered)
+        call_fault(c, &f);
     conversation_deinit(&v);
 }
