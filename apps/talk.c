@@ -79,11 +79,10 @@ char *talk_last_answer(const struct talk *t)
     struct json *items = draft_items(path, n);
     for (size_t i = json_count(items); i-- > 0 && text == NULL;) {
         const struct json *item = json_at(items, i);
-        const char *role = json_string_of(json_member(item, "role"), NULL);
         const struct json *part = json_at(json_member(item, "content"), 0);
         size_t n_said;
         const char *said = json_string_of(json_member(part, "text"), &n_said);
-        if (role != NULL && strcmp(role, "assistant") == 0 && said != NULL)
+        if (json_string_is(json_member(item, "role"), "assistant") && said != NULL)
             text = xmemdup(said, n_said);
     }
     json_free(items);

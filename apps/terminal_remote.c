@@ -199,8 +199,7 @@ static int items(struct remote *r, struct json **out, struct err *err)
 
 static bool has_role(const struct json *item, const char *role)
 {
-    const char *own = json_string_of(json_member(item, "role"), NULL);
-    return own != NULL && strcmp(own, role) == 0;
+    return json_string_is(json_member(item, "role"), role);
 }
 
 static const char *text_of(const struct json *item, size_t *n)

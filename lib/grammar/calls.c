@@ -67,8 +67,7 @@ static bool is_plain_text(const struct json *schema)
 {
     static const char *const says_nothing[] = {"type", "description", "title", "default",
                                                "examples"};
-    const char *type = json_string_of(json_member(schema, "type"), NULL);
-    if (type == NULL || strcmp(type, "string") != 0)
+    if (!json_string_is(json_member(schema, "type"), "string"))
         return false;
     for (struct json_iter it = json_begin(schema); json_next(&it);) {
         bool known = false;
@@ -110,8 +109,7 @@ static uint32_t value(struct calls *c, const struct json *schema, uint32_t next)
     } else if (is_plain_text(schema)) {
         at = node_up_to(b, k->value_end, next, NODE_ID_FAIL);
     } else {
-        const char *type = json_string_of(json_member(schema, "type"), NULL);
-        if (type != NULL && strcmp(type, "string") == 0)
+        if (json_string_is(json_member(schema, "type"), "string"))
             build_fault(
                 b, ERR_UNSUPPORTED,
                 "a text parameter with bounds cannot be enforced in this model's calls");
@@ -123,11 +121,9 @@ static uint32_t value(struct calls *c, const struct json *schema, uint32_t next)
 static bool is_required(const struct json *schema, const char *key)
 {
     const struct json *list = json_member(schema, "required");
-    for (size_t i = 0; i < json_count(list); i++) {
-        const char *name = json_string_of(json_at(list, i), NULL);
-        if (name != NULL && strcmp(name, key) == 0)
+    for (size_t i = 0; i < json_count(list); i++)
+        if (json_string_is(json_at(list, i), key))
             return true;
-    }
     return false;
 }
 

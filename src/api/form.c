@@ -52,17 +52,17 @@ int form_read_format(const char *field, const struct json *v, struct form_want *
                      struct fault *f)
 {
     struct form_want w = {.field = field, .kind = HCACHE_FORM_SCHEMA};
-    const char *type = json_string_of(json_member(v, "type"), NULL);
-    const struct json *inner = json_member(v, "json_schema");
-    if (json_kind(v) == JSON_KIND_NULL || (type != NULL && strcmp(type, "text") == 0))
+    const struct json *type = json_member(v, "type"),
+                      *inner = json_member(v, "json_schema");
+    if (json_kind(v) == JSON_KIND_NULL || json_string_is(type, "text"))
         return 0;
     inner = json_kind(inner) == JSON_KIND_OBJECT ? inner : v;
     w.value = json_member(inner, "schema");
-    if (type != NULL && strcmp(type, "json_object") == 0)
+    if (json_string_is(type, "json_object"))
         return w.value != NULL && !is_schema(w.value)
                    ? must_be(field, "{\"type\": \"json_object\"}", w.value, f)
                    : set(out, &w, f);
-    if (type == NULL || strcmp(type, "json_schema") != 0)
+    if (!json_string_is(type, "json_schema"))
         return fault_set(f, 400, "unsupported_value", field,
                          "'%-s' must have the type text, json_object or json_schema",
                          field);
@@ -125,10 +125,9 @@ static const char *name_of(const struct json *tool)
 static int read_allowed(const char *field, const struct json *v, struct call_want *out,
                         struct fault *f)
 {
-    const char *mode = json_string_of(json_member(v, "mode"), NULL);
-    const struct json *tools = json_member(v, "tools");
-    bool required = mode != NULL && strcmp(mode, "required") == 0;
-    if (mode == NULL || (!required && strcmp(mode, "auto") != 0) || json_count(tools) == 0)
+    const struct json *mode = json_member(v, "mode"), *tools = json_member(v, "tools");
+    bool required = json_string_is(mode, "required");
+    if ((!required && !json_string_is(mode, "auto")) || json_count(tools) == 0)
         return fault_set(f, 400, "unsupported_value", field,
                          "'%-s' of type allowed_tools must have a mode, auto or required, "
                          "and tools",
@@ -140,18 +139,18 @@ static int read_allowed(const char *field, const struct json *v, struct call_wan
 int form_read_choice(const char *field, const struct json *choice, struct call_want *out,
                      struct fault *f)
 {
-    const char *text = json_string_of(choice, NULL);
+    const struct json *text = json_kind(choice) == JSON_KIND_STRING
+                                  ? choice
+                                  : json_member(choice, "type");
     const struct json *allowed = json_member(choice, "allowed_tools");
-    if (text == NULL)
-        text = json_string_of(json_member(choice, "type"), NULL);
-    if (text != NULL && strcmp(text, "allowed_tools") == 0)
+    if (json_string_is(text, "allowed_tools"))
         return read_allowed(field, allowed != NULL ? allowed : choice, out, f);
     *out = (struct call_want){.field = field};
-    if (text != NULL && (strcmp(text, "required") == 0 || strcmp(text, "any") == 0))
+    if (json_string_is(text, "required") || json_string_is(text, "any"))
         return 0;
     out->only = name_of(choice);
-    bool named = text != NULL && (strcmp(text, "function") == 0 ||
-                                  strcmp(text, "custom") == 0 || strcmp(text, "tool") == 0);
+    bool named = json_string_is(text, "function") || json_string_is(text, "custom") ||
+                 json_string_is(text, "tool");
     if (out->only == NULL)
         out->only = json_string_of(json_member(json_member(choice, "custom"), "name"),
                                    NULL);

@@ -99,12 +99,6 @@ static bool is_string(const struct json *v)
     return json_kind(v) == JSON_KIND_STRING;
 }
 
-static bool string_is(const struct json *v, const char *text)
-{
-    const char *s = json_string_of(v, NULL);
-    return s != NULL && strcmp(s, text) == 0;
-}
-
 static bool is_text_part(const struct json *part)
 {
     static const char *const types[] = {"input_text", "output_text", "text", NULL};
@@ -223,7 +217,7 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
         rc = bad_item(f, param, i, "needs a text 'call_id'");
     if (rc == 0) {
         *out = new_item("fco", NULL,
-                        string_is(json_member(v, "type"), "custom_tool_call_output")
+                        json_string_is(json_member(v, "type"), "custom_tool_call_output")
                             ? "custom_tool_call_output"
                             : "function_call_output",
                         "completed");
@@ -332,8 +326,7 @@ int items_read(const struct json *sent, const char *param, struct json **out,
 
 static bool is_type(const struct json *item, const char *type)
 {
-    const char *t = json_string_of(json_member(item, "type"), NULL);
-    return t != NULL && strcmp(t, type) == 0;
+    return json_string_is(json_member(item, "type"), type);
 }
 
 static struct json *chat_call(const struct json *item)
@@ -405,8 +398,8 @@ static bool add_to(struct json *m, const struct json *item)
 /* Returns whether an item is the system's. */
 static bool is_of_system(const struct json *item)
 {
-    const char *role = json_string_of(json_member(item, "role"), NULL);
-    return role != NULL && (strcmp(role, "developer") == 0 || strcmp(role, "system") == 0);
+    const struct json *role = json_member(item, "role");
+    return json_string_is(role, "developer") || json_string_is(role, "system");
 }
 
 void items_tools(const struct json *items, struct json *early, struct json *late)
@@ -452,9 +445,8 @@ void items_to_messages(const struct json *items, struct json *messages)
     bool begins = true;
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
-        const char *role = json_string_of(json_member(item, "role"), NULL);
         bool is_assistant = is_call(item) || is_type(item, "reasoning") ||
-                            (role != NULL && strcmp(role, "assistant") == 0);
+                            json_string_is(json_member(item, "role"), "assistant");
         begins = begins && is_of_system(item);
         if ((is_type(item, "reasoning") && is_silent(item)) ||
             (is_type(item, "additional_tools") && begins))
@@ -482,11 +474,10 @@ char *items_title(const struct json *items, size_t max)
 {
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i);
-        const char *role = json_string_of(json_member(item, "role"), NULL);
         const struct json *part = json_at(json_member(item, "content"), 0);
         size_t n = 0;
         const char *text = json_string_of(json_member(part, "text"), &n);
-        if (role == NULL || strcmp(role, "user") != 0 || text == NULL)
+        if (!json_string_is(json_member(item, "role"), "user") || text == NULL)
             continue;
         n = MIN(n, max);
         /* The cut moves back to the beginning of a character. */

@@ -36,9 +36,8 @@ int prompt_content(const struct json *v, struct textbuf *out, struct fault *f)
             json_kind_name(v));
     for (size_t i = 0; i < json_count(v); i++) {
         const struct json *part = json_at(v, i);
-        const char *type = json_string_of(json_member(part, "type"), NULL);
         text = json_string_of(json_member(part, "text"), &n);
-        if (type == NULL || strcmp(type, "text") != 0 || text == NULL)
+        if (!json_string_is(json_member(part, "type"), "text") || text == NULL)
             return fault_set(
                 f, 400, "unsupported_value", "messages",
                 "'content' has a part that is not {\"type\": \"text\", \"text\": ...}; "
@@ -155,13 +154,18 @@ static int text_tokens(const struct hcache *h, const struct json *content)
     return n;
 }
 
+static bool is_system(const struct json *message)
+{
+    const struct json *role = json_member(message, "role");
+    return json_string_is(role, "system") || json_string_is(role, "developer");
+}
+
 int prompt_system_tokens(const struct hcache *h, const struct json *messages)
 {
     int64_t sum = 0;
     for (size_t i = 0; i < json_count(messages); i++) {
         const struct json *m = json_at(messages, i);
-        const char *role = json_string_of(json_member(m, "role"), NULL);
-        if (role == NULL || (strcmp(role, "system") != 0 && strcmp(role, "developer") != 0))
+        if (!is_system(m))
             break;
         int n = text_tokens(h, json_member(m, "content"));
         sum += n > 0 ? n + AROUND_SYSTEM : 0;
@@ -299,12 +303,6 @@ static struct json *drop_from_content(const struct hcache *h, const struct json 
         return list;
     json_free(list);
     return NULL;
-}
-
-static bool is_system(const struct json *message)
-{
-    const char *role = json_string_of(json_member(message, "role"), NULL);
-    return role != NULL && (strcmp(role, "system") == 0 || strcmp(role, "developer") == 0);
 }
 
 /* Makes *out: the messages, without what is dropped from system messages; NULL: they stay as they

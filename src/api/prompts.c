@@ -18,8 +18,7 @@
 
 static bool is_answer(const struct json *message)
 {
-    const char *role = json_string_of(json_member(message, "role"), NULL);
-    return role != NULL && strcmp(role, "assistant") == 0;
+    return json_string_is(json_member(message, "role"), "assistant");
 }
 
 /* Returns whether the answer can go on in a message: it is the assistant's, and its content is all

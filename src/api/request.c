@@ -433,11 +433,11 @@ static int read_choice(const struct field *d, const struct json *v, struct gen_p
 {
     bool is_object = (p->kind & MSGS) != 0, one = false;
     p->choice = v;
-    const char *text = json_string_of(is_object ? json_member(v, "type") : v, NULL);
-    p->no_tools = text != NULL && strcmp(text, "none") == 0;
+    const struct json *mode = is_object ? json_member(v, "type") : v;
+    p->no_tools = json_string_is(mode, "none");
     if (json_bool_of(json_member(v, "disable_parallel_tool_use"), &one))
         p->one_call = one;
-    if (p->no_tools || (text != NULL && strcmp(text, "auto") == 0))
+    if (p->no_tools || json_string_is(mode, "auto"))
         return 0;
     return form_read_choice(d->name, v, &p->calls, f);
 }
@@ -545,17 +545,16 @@ static int read_config(const struct field *d, const struct json *v, struct gen_p
 static int read_edits(const struct field *d, const struct json *v, struct gen_params *p,
                       struct fault *f)
 {
-    static const char *const known[] = {"clear_thinking_20251015",
-                                        "clear_tool_uses_20250919"};
     const struct json *edits = json_member(v, "edits");
     if (json_kind(v) != JSON_KIND_OBJECT)
         return wrong_type(f, d->name, "an object", v);
     for (size_t i = 0; i < json_count(edits); i++) {
-        const char *type = json_string_of(json_member(json_at(edits, i), "type"), NULL);
-        if (type == NULL || (strcmp(type, known[0]) != 0 && strcmp(type, known[1]) != 0))
+        const struct json *type = json_member(json_at(edits, i), "type");
+        const char *name = json_string_of(type, NULL);
+        if (!is_among(type, "clear_thinking_20251015 clear_tool_uses_20250919"))
             return fault_set(f, 400, "unsupported_value", d->name,
                              "'%-s': edits of the type '%.60s' are not supported", d->name,
-                             type != NULL ? type : "?");
+                             name != NULL ? name : "?");
     }
     p->edits = json_count(edits) > 0 ? edits : NULL;
     return 0;
@@ -604,8 +603,7 @@ static int read_prediction(const struct field *d, const struct json *v,
         return 0;
     if (json_kind(v) != JSON_KIND_OBJECT)
         return wrong_type(f, d->name, "an object", v);
-    const char *type = json_string_of(json_member(v, "type"), &n);
-    if (type == NULL || strcmp(type, "content") != 0)
+    if (!json_string_is(json_member(v, "type"), "content"))
         return fault_field(f, d->name, "must have the type \"content\"");
     bool good = n_parts > 0 || json_kind(content) == JSON_KIND_STRING;
     for (size_t i = 0; i < n_parts; i++)
@@ -944,10 +942,8 @@ bool request_ignores(const void *kind, const char *name, size_t n)
 static int turn_of(const struct json *messages)
 {
     int turn = json_count(messages) > 0 ? 1 : 0;
-    for (size_t i = 0; i < json_count(messages); i++) {
-        const char *role = json_string_of(json_member(json_at(messages, i), "role"), NULL);
-        turn += role != NULL && strcmp(role, "assistant") == 0;
-    }
+    for (size_t i = 0; i < json_count(messages); i++)
+        turn += json_string_is(json_member(json_at(messages, i), "role"), "assistant");
     return turn;
 }
 

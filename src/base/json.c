@@ -383,6 +383,12 @@ const char *json_string_of(const struct json *v, size_t *n)
     return s;
 }
 
+bool json_string_is(const struct json *v, const char *text)
+{
+    const char *s = json_string_of(v, NULL);
+    return s != NULL && strcmp(s, text) == 0;
+}
+
 bool json_bool_of(const struct json *v, bool *out)
 {
     if (json_kind(v) != JSON_KIND_BOOL)

@@ -63,6 +63,8 @@ const struct json *json_member(const struct json *object, const char *key);
  * contain others; *n is its length. If n is NULL, a string that contains a zero byte also gives
  * NULL, because the caller would take its beginning for the whole. */
 const char *json_string_of(const struct json *v, size_t *n);
+/* Returns whether v is a string, and that one. */
+bool json_string_is(const struct json *v, const char *text);
 /* returns false if v is not a boolean */
 bool json_bool_of(const struct json *v, bool *out);
 /* returns false if v is not an integer, or is one beyond 64 bits */

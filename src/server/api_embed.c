@@ -296,10 +296,9 @@ static int join_parts(const struct json *parts, const char *name, struct textbuf
 {
     for (size_t i = 0; i < json_count(parts); i++) {
         const struct json *part = json_at(parts, i);
-        const char *type = json_string_of(json_member(part, "type"), NULL);
         size_t n = 0;
         const char *text = json_string_of(json_member(part, "text"), &n);
-        if (type == NULL || strcmp(type, "text") != 0 || text == NULL)
+        if (!json_string_is(json_member(part, "type"), "text") || text == NULL)
             return fault_field(f, name, "has a part that is no text, number %zu", i);
         textbuf_add(out, text, n);
     }
@@ -421,11 +420,10 @@ void api_embeddings(struct call *c)
         return;
     struct embed *e = xcalloc(1, sizeof *e);
     const struct json *format = json_member(body, "encoding_format");
-    const char *how = json_string_of(format, NULL);
     int rc = check(c, body, names, &f);
-    e->base64 = how != NULL && strcmp(how, "base64") == 0;
+    e->base64 = json_string_is(format, "base64");
     if (rc == 0 && json_kind(format) != JSON_KIND_NULL && !e->base64 &&
-        (how == NULL || strcmp(how, "float") != 0))
+        !json_string_is(format, "float"))
         rc = fault_field(&f, "encoding_format", "must be float or base64");
     if (rc == 0)
         rc = read_int(body, "dimensions", &e->n_dims, &f);

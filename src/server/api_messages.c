@@ -69,14 +69,12 @@ static int bad(struct fault *f, const char *param, const char *what)
 static int read_mark(const struct json *v, size_t n_messages, struct dialog_text *d,
                      struct fault *f)
 {
-    const char *type = json_string_of(json_member(v, "type"), NULL);
-    const char *ttl = json_string_of(json_member(v, "ttl"), NULL);
-    bool is_hour = ttl != NULL && strcmp(ttl, "1h") == 0;
+    const struct json *ttl = json_member(v, "ttl");
+    bool is_hour = json_string_is(ttl, "1h");
     if (json_kind(v) == JSON_KIND_NULL)
         return 0;
-    if (type == NULL || strcmp(type, "ephemeral") != 0 ||
-        (json_member(v, "ttl") != NULL && !is_hour &&
-         (ttl == NULL || strcmp(ttl, "5m") != 0)))
+    if (!json_string_is(json_member(v, "type"), "ephemeral") ||
+        (ttl != NULL && !is_hour && !json_string_is(ttl, "5m")))
         return bad(f, "cache_control",
                    "it must be {\"type\": \"ephemeral\"}, with a ttl of 5m or 1h if any");
     if (d->n == MAX_BREAKPOINTS)
@@ -445,8 +443,8 @@ static void clear_old(struct dialog_text *d, const char *role, const char *key,
     for (int pass = 0; pass < 2; pass++)
         for (size_t i = 0; i < json_count(d->messages); i++) {
             const struct json *m = json_at(d->messages, i);
-            const char *r = json_string_of(json_member(m, "role"), NULL);
-            bool has = r != NULL && strcmp(r, role) == 0 && json_member(m, key) != NULL;
+            bool has = json_string_is(json_member(m, "role"), role) &&
+                       json_member(m, key) != NULL;
             n += pass == 0 && has;
             if (pass == 1)
                 json_push(list,
@@ -463,9 +461,8 @@ static void apply_edits(const struct json *edits, struct dialog_text *d)
 {
     for (size_t i = 0; i < json_count(edits); i++) {
         const struct json *e = json_at(edits, i);
-        const char *keep = json_string_of(json_member(e, "keep"), NULL);
         if (strcmp(type_of(e), "clear_thinking_20251015") == 0) {
-            if (keep == NULL || strcmp(keep, "all") != 0)
+            if (!json_string_is(json_member(e, "keep"), "all"))
                 clear_old(d, "assistant", "reasoning_content",
                           number_of(e, "keep", "thinking_turns", 1), NULL);
             continue;
@@ -473,11 +470,8 @@ static void apply_edits(const struct json *edits, struct dialog_text *d)
         int64_t tools = number_of(e, "trigger", "tool_uses", -1), n = 0;
         int64_t tokens = number_of(e, "trigger", "input_tokens", tools < 0 ? 100000 : -1);
         char *all = json_text(d->messages, 0);
-        for (size_t k = 0; k < json_count(d->messages); k++) {
-            const char *r = json_string_of(json_member(json_at(d->messages, k), "role"),
-                                           NULL);
-            n += r != NULL && strcmp(r, "tool") == 0;
-        }
+        for (size_t k = 0; k < json_count(d->messages); k++)
+            n += json_string_is(json_member(json_at(d->messages, k), "role"), "tool");
         if ((tools >= 0 && n > tools) ||
             (tokens >= 0 && (int64_t)(strlen(all) / 4) > tokens))
             clear_old(d, "tool", "content", number_of(e, "keep", "tool_uses", 3),
@@ -507,8 +501,7 @@ static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text 
     if (rc == 0 && p->cache_control != NULL)
         rc = read_mark(p->cache_control, json_count(d->messages), d, f);
     const struct json *last = json_at(p->messages, json_count(p->messages) - 1);
-    const char *role = json_string_of(json_member(last, "role"), NULL);
-    if (rc == 0 && strcmp(role, "assistant") == 0)
+    if (rc == 0 && json_string_is(json_member(last, "role"), "assistant"))
         rc = take_prefill(d, f);
     if (rc == 0 && p->edits != NULL)
         apply_edits(p->edits, d);

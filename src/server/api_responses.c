@@ -616,11 +616,9 @@ static struct json *custom_parameters(const struct json *regex)
 static const struct json *custom_regex(const struct json *tool, struct gen_params *p)
 {
     const struct json *format = json_member(tool, "format");
-    const char *type = json_string_of(json_member(format, "type"), NULL);
-    const char *syntax = json_string_of(json_member(format, "syntax"), NULL);
-    if (type == NULL || strcmp(type, "grammar") != 0)
+    if (!json_string_is(json_member(format, "type"), "grammar"))
         return NULL;
-    if (syntax != NULL && strcmp(syntax, "regex") == 0)
+    if (json_string_is(json_member(format, "syntax"), "regex"))
         return json_member(format, "definition");
     request_note_ignored(p, "tools.format");
     return NULL;

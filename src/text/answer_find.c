@@ -19,8 +19,8 @@ static bool is_sample(const struct answer_part *p, bool second)
                 strcmp(p->name, second ? ANSWER_SAMPLE_TOOL "2" : ANSWER_SAMPLE_TOOL) ==
                     0 &&
                 json_parse(&v, p->text, p->n, "call", NULL) == 0;
-    const char *s = json_string_of(json_member(v, ANSWER_SAMPLE_KEY), NULL);
-    good = good && s != NULL && strcmp(s, ANSWER_SAMPLE) == 0 && json_count(v) == 1;
+    good = good && json_string_is(json_member(v, ANSWER_SAMPLE_KEY), ANSWER_SAMPLE) &&
+           json_count(v) == 1;
     json_free(v);
     return good;
 }
@@ -77,8 +77,7 @@ static bool find_keys(struct answer_own *o, const char *s, size_t n)
         return false;
     struct json_iter it = json_begin(v);
     while (json_next(&it)) {
-        const char *text = json_string_of(it.value, NULL);
-        bool is_name = text != NULL && strcmp(text, ANSWER_SAMPLE_TOOL) == 0;
+        bool is_name = json_string_is(it.value, ANSWER_SAMPLE_TOOL);
         bool has_sample = json_member(it.value, ANSWER_SAMPLE_KEY) != NULL;
         if (strlen(it.key) >= sizeof o->name_key)
             continue;

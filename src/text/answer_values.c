@@ -19,8 +19,7 @@ static const struct json *find_tool(const struct json *tools, const char *name)
 {
     for (size_t i = 0; i < json_count(tools); i++) {
         const struct json *f = function_of(json_at(tools, i));
-        const char *s = json_string_of(json_member(f, "name"), NULL);
-        if (s != NULL && strcmp(s, name) == 0)
+        if (json_string_is(json_member(f, "name"), name))
             return f;
     }
     return NULL;
@@ -29,12 +28,6 @@ static const struct json *find_tool(const struct json *tools, const char *name)
 bool tools_have(const struct json *tools, const char *name)
 {
     return find_tool(tools, name) != NULL;
-}
-
-static bool is_string_type(const struct json *type)
-{
-    const char *s = json_string_of(type, NULL);
-    return s != NULL && strcmp(s, "string") == 0;
 }
 
 bool tools_want_text(const struct json *tools, const char *name, const char *key,
@@ -48,7 +41,7 @@ bool tools_want_text(const struct json *tools, const char *name, const char *key
     const struct json *type = json_member(p, "type");
     const struct json *values = json_member(p, "enum");
     *is_known = p != NULL;
-    if (is_string_type(type))
+    if (json_string_is(type, "string"))
         return true;
     /* without a type, an enum of texts says the same */
     bool all = type == NULL && json_count(values) > 0;

@@ -334,7 +334,7 @@ bool chat_write_calls(struct textbuf *out, const struct call_syntax *s,
 static bool answers_call(const struct json *result, const struct json *call)
 {
     const char *id = json_string_of(json_member(call, "id"), NULL);
-    return id != NULL && string_is(json_member(result, "tool_call_id"), id);
+    return id != NULL && json_string_is(json_member(result, "tool_call_id"), id);
 }
 
 enum { MAX_ORDERED = 128 };

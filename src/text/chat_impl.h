@@ -20,15 +20,9 @@ static inline bool is_string(const struct json *v)
     return json_kind(v) == JSON_KIND_STRING;
 }
 
-static inline bool string_is(const struct json *v, const char *text)
-{
-    const char *s = json_string_of(v, NULL);
-    return s != NULL && strcmp(s, text) == 0;
-}
-
 static inline bool has_role(const struct json *message, const char *role)
 {
-    return string_is(json_member(message, "role"), role);
+    return json_string_is(json_member(message, "role"), role);
 }
 
 /* Roles whose content may be an array of parts. */

@@ -39,7 +39,7 @@ static const struct json *part_text(const struct json *part)
 {
     static const char *const types[] = {"text", "refusal", "thinking"};
     for (int i = 0; i < 3; i++)
-        if (string_is(json_member(part, "type"), types[i]))
+        if (json_string_is(json_member(part, "type"), types[i]))
             return json_member(part, types[i]);
     return NULL;
 }
@@ -56,7 +56,7 @@ static int check_parts(const struct json *parts, size_t message, bool is_assista
                            "a type",
                            message, i);
         const char *type_name = json_string_of(type, NULL);
-        bool is_text = string_is(type, "text");
+        bool is_text = json_string_is(type, "text");
         if (!is_text && (!is_assistant || part_text(part) == NULL))
             return err_set(err, ERR_USAGE,
                            "messages[%zu].content[%zu]: parts of type '%.40s' are not "
@@ -71,7 +71,7 @@ static int check_parts(const struct json *parts, size_t message, bool is_assista
 
 static bool is_thought(const struct json *part)
 {
-    return string_is(json_member(part, "type"), "thinking");
+    return json_string_is(json_member(part, "type"), "thinking");
 }
 
 /* Joins texts with newlines. */
@@ -152,7 +152,7 @@ static bool walks_parts(const struct chat_template *t, const struct json *messag
 static bool only_texts(const struct json *parts)
 {
     for (size_t i = 0; i < json_count(parts); i++)
-        if (!string_is(json_member(json_at(parts, i), "type"), "text"))
+        if (!json_string_is(json_member(json_at(parts, i), "type"), "text"))
             return false;
     return true;
 }
