@@ -7,9 +7,8 @@
 #include "tensor/cpu/vec_nib_portable.h"
 
 /* The shapes of the kernels of vector instructions, in plain C. */
-#undef Q4_WIDE_1
-#undef Q4_WIDE_2
-#undef Q4_WIDE_4
+#undef Q4_DIRECT
+#define Q4_DIRECT 4
 #define Q4_WIDE_1 4
 #define Q4_WIDE_2 2
 #define Q4_WIDE_4 2

@@ -394,11 +394,16 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
         for (int p = 0; p < t->n_panels; p++)                                              \
             direct_panels(t, DTYPE_##T, p, R, 1, true);                                    \
     }
+#if Q4_DIRECT == 1
+#define DIRECT_ROWS(T) DIRECT(T, 1, 1)
+#define FROM_2(HOW, T)
+#else
 #define DIRECT_4(T)                                                                        \
     DIRECT(T, 1, Q4_WIDE_1)                                                                \
     DIRECT(T, 2, Q4_WIDE_2)                                                                \
     DIRECT(T, 3, Q4_WIDE_4)                                                                \
     DIRECT(T, 4, Q4_WIDE_4)
+#define FROM_2(HOW, T) , HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4 FROM_5(HOW, T)
 #if Q4_DIRECT == 8
 #define DIRECT_ROWS(T)                                                                     \
     DIRECT_4(T)                                                                            \
@@ -410,6 +415,7 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
 #else
 #define DIRECT_ROWS DIRECT_4
 #define FROM_5(HOW, T)
+#endif
 #endif
 DIRECT_ROWS(Q8)
 DIRECT_ROWS(Q4_0)
@@ -424,7 +430,7 @@ DIRECT_ROWS(IQ4_XS)
 
 #define OF_TYPE(HOW, T)                                                                    \
     {                                                                                      \
-        HOW##_##T##_1, HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4 FROM_5(HOW, T)          \
+        HOW##_##T##_1 FROM_2(HOW, T)                                                       \
     }
 #define BY_TYPE(HOW)                                                                       \
     {                                                                                      \
@@ -433,13 +439,14 @@ DIRECT_ROWS(IQ4_XS)
             OF_TYPE(HOW, IQ4_XS)                                                           \
     }
 
-static void direct(const struct quant_tile *t)
+/* The kernels with AMX use those of VNNI for few rows. */
+__attribute__((unused)) static void direct(const struct quant_tile *t)
 {
     static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(direct);
     by_type[t->dtype - DTYPE_Q8][t->m - 1](t);
 }
 
-static void direct_stream(const struct quant_tile *t)
+__attribute__((unused)) static void direct_stream(const struct quant_tile *t)
 {
     static void (*const by_type[][Q4_DIRECT])(const struct quant_tile *t) = BY_TYPE(stream);
     by_type[t->dtype - DTYPE_Q8][t->m - 1](t);

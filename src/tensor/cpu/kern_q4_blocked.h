@@ -172,9 +172,11 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
         micro_rows(m, R);                                                                  \
     }
 MICRO(1)
+#if Q4_ROWS >= 4
 MICRO(2)
 MICRO(3)
 MICRO(4)
+#endif
 #if Q4_ROWS >= 6
 MICRO(5)
 MICRO(6)
@@ -182,7 +184,10 @@ MICRO(6)
 #undef MICRO
 
 static void (*const micro_by_rows[])(const struct micro *m) = {
-    NULL,    micro_1, micro_2, micro_3, micro_4,
+    NULL,    micro_1,
+#if Q4_ROWS >= 4
+    micro_2, micro_3, micro_4,
+#endif
 #if Q4_ROWS >= 6
     micro_5, micro_6,
 #endif

@@ -4,6 +4,11 @@ static bool runs_here(void)
     return Q4_RUNS;
 }
 
+#ifndef Q4_FEW
+#define Q4_FEW        direct
+#define Q4_FEW_STREAM direct_stream
+#endif
+
 const struct quant_kernels Q4_TABLE = {
     .name = Q4_NAME,
     .runs_here = runs_here,
@@ -11,8 +16,8 @@ const struct quant_kernels Q4_TABLE = {
 #ifdef Q4_STRIPS
     .strip_rows = Q4_STRIPS,
 #endif
-    .direct = direct,
-    .direct_stream = direct_stream,
+    .direct = Q4_FEW,
+    .direct_stream = Q4_FEW_STREAM,
     .blocked = Q4_BLOCKED,
     .round_row = round_row,
 };

@@ -225,5 +225,17 @@ static void blocked_amx(const struct quant_tile *t)
     _tile_release();
 }
 
-#define Q4_BLOCKED blocked_amx
+static void few(const struct quant_tile *t)
+{
+    q4_kernels_vnni.direct(t);
+}
+
+static void few_stream(const struct quant_tile *t)
+{
+    q4_kernels_vnni.direct_stream(t);
+}
+
+#define Q4_BLOCKED    blocked_amx
+#define Q4_FEW        few
+#define Q4_FEW_STREAM few_stream
 #include "tensor/cpu/kern_q4_table.h"

@@ -9,13 +9,9 @@
 
 #define Q4_NAME   "portable"
 #define Q4_TABLE  q4_kernels_portable
-#define Q4_ROWS   4 /* rows x panels of the blocked kernel */
+#define Q4_ROWS   1 /* rows x panels of the blocked kernel: more would not fit in registers */
 #define Q4_PANELS 1
-/* panels walked at once by the direct kernel, for 1, 2 and up to 4 rows */
-#define Q4_WIDE_1 1
-#define Q4_WIDE_2 1
-#define Q4_WIDE_4 1
-#define Q4_DIRECT 4
+#define Q4_DIRECT 1 /* rows and panels walked at once by the direct kernel */
 #define Q4_UNROLL _Pragma("GCC unroll 2")
 #define Q4_RUNS   true
 
