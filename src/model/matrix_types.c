@@ -1,4 +1,5 @@
 /* matrix_types.c - see matrix_types.h. */
+#include "model/weights_slots.h"
 #include "model/matrix_types.h"
 
 #include <stdlib.h>

@@ -19,7 +19,7 @@
 
 #include "model/matrix_types.h"
 #include "model/weights.h"
-#include "model/weights_names.h"
+#include "model/weights_slots.h"
 
 /* Raise this version whenever a backend packs matrices differently, or the order here changes. */
 enum { PACK_LAYOUT_VERSION = 1 };

@@ -10,6 +10,7 @@
  *     model.layers.3.linear_attn.A_log          blk.3.ssm_a, which has -exp(A_log)
  *
  * As for folders, a tensor that is missing, has another shape, or is left over is an error. */
+#include "model/weights_slots.h"
 #include "model/weights_source.h"
 
 #include <inttypes.h>

@@ -17,73 +17,90 @@
 
 #include <stddef.h>
 
+/* All slots: its name, whether the model has one or each layer, and the member of struct weights or
+ * struct layer_weights. */
+/* clang-format off */
+#define SLOTS(X) \
+    /* Tables, in which rows are looked up, in the checkpoint's own type. */ \
+    X(EMBED, MODEL, embed) \
+    /* or the tokens' embeddings of all layers, one behind another */ \
+    X(POSITIONS, MODEL, pos_embed) \
+    /* Matrices, which are packed. */ \
+    X(HEAD, MODEL, head) \
+    X(WQ, LAYER, wq) \
+    X(WKV, LAYER, wkv) \
+    /* the V rows of SLOT_WKV, if they differ in type from its K rows (matrix_types.h) */ \
+    X(WV, LAYER, wv) \
+    X(WO, LAYER, wo) \
+    /* with experts: those of all experts, one behind another, and so SLOT_DOWN */ \
+    X(UP, LAYER, w_up) \
+    X(DOWN, LAYER, w_down) \
+    /* Recurrent layers have these two. MIX has q, k, v and z, or LFM2's B, x and C. */ \
+    X(MIX, LAYER, mix) \
+    X(MIX_OUT, LAYER, mix_out) \
+    X(SHARED_UP, LAYER, shared_up) /* of the expert that every token uses: gate and up */ \
+    X(SHARED_DOWN, LAYER, shared_down) \
+    /* of a layer without experts among layers with them: gate and up */ \
+    X(DENSE_UP, LAYER, dense_up) \
+    X(DENSE_DOWN, LAYER, dense_down) \
+    /* of each layer's own embeddings (config.h, n_layer_embd): in; out */ \
+    X(LAYER_GATE, LAYER, layer_gate) \
+    X(LAYER_OUT, LAYER, layer_out) \
+    X(QA, LAYER, w_qa) /* of latent attention (weights.h) */ \
+    X(UK, LAYER, w_uk) \
+    X(UV, LAYER, w_uv) \
+    /* Always f32 (slot_is_f32). */ \
+    X(ROUTER, LAYER, router) \
+    X(MIX_BA, LAYER, mix_ba) /* of recurrent layers: beta and a */ \
+    X(SHARED_GATE, LAYER, shared_gate) \
+    /* from a token's embedding to those of all layers, one behind another */ \
+    X(LAYER_IN, MODEL, layer_in) \
+    /* linear layers behind the pooling of embeddings (config.h, n_behind) */ \
+    X(DENSE_1, MODEL, dense[0]) \
+    X(DENSE_2, MODEL, dense[1]) \
+    /* Vectors, in f32. */ \
+    X(HEAD_BIAS, MODEL, head_bias) \
+    X(FINAL_NORM_W, MODEL, final_norm_w) \
+    X(FINAL_NORM_B, MODEL, final_norm_b) \
+    X(LAYER_IN_NORM, MODEL, layer_in_norm) \
+    X(NORM1_W, LAYER, norm1_w) \
+    X(NORM1_B, LAYER, norm1_b) \
+    X(NORM2_W, LAYER, norm2_w) \
+    X(NORM2_B, LAYER, norm2_b) \
+    X(POST1_W, LAYER, post1_w) /* norms of what attention and MLP add (NORMS_AROUND) */ \
+    X(POST2_W, LAYER, post2_w) \
+    X(LAYER_NORM, LAYER, layer_norm) /* of the result of SLOT_LAYER_OUT */ \
+    X(DENSE_POST_W, LAYER, dense_post_w) /* of the results of an MLP beside experts */ \
+    X(EXPERTS_W, LAYER, experts_w) /* of the experts' inputs, and of their results */ \
+    X(EXPERTS_POST_W, LAYER, experts_post_w) \
+    /* factors of the router's input, and of each expert's share */ \
+    X(ROUTER_SCALE, LAYER, router_scale) \
+    X(EXPERT_SCALE, LAYER, expert_scale) \
+    X(OUT_SCALE, LAYER, out_scale) /* factor of the layer's result */ \
+    X(BQ, LAYER, bq) \
+    X(BKV, LAYER, bkv) \
+    X(Q_NORM, LAYER, q_norm) \
+    X(K_NORM, LAYER, k_norm) \
+    X(BO, LAYER, bo) \
+    X(B_UP, LAYER, b_up) /* with experts: those of all experts, and so SLOT_B_DOWN */ \
+    X(B_DOWN, LAYER, b_down) \
+    X(B_ROUTER, LAYER, b_router) \
+    X(SINKS, LAYER, sinks) /* scores of attention that only enter the sum, one of each head */ \
+    /* Of recurrent layers (ops.h, struct delta_rule), and the norm of their heads of V. */ \
+    X(CONV, LAYER, conv) \
+    X(A_LOG, LAYER, a_log) \
+    X(DT, LAYER, dt) \
+    X(MIX_NORM, LAYER, mix_norm) \
+    X(CONV_B, LAYER, conv_b) /* of Mamba-2: the convolution's bias, and the factor of v */ \
+    X(SKIP, LAYER, skip)
+
 enum slot {
-    /* Tables, in which rows are looked up, in the checkpoint's own type. */
-    SLOT_EMBED,
-    SLOT_POSITIONS, /* or the tokens' embeddings of all layers, one behind another */
-    /* Matrices, which are packed. */
-    SLOT_HEAD,
-    SLOT_WQ,
-    SLOT_WKV,
-    SLOT_WV, /* the V rows of SLOT_WKV, if they differ in type from its K rows (matrix_types.h) */
-    SLOT_WO,
-    SLOT_UP, /* with experts: those of all experts, one behind another, and so SLOT_DOWN */
-    SLOT_DOWN,
-    /* Recurrent layers have these two. MIX has q, k, v and z, or LFM2's B, x and C. */
-    SLOT_MIX,
-    SLOT_MIX_OUT,
-    SLOT_SHARED_UP, /* of the expert that every token uses: gate and up */
-    SLOT_SHARED_DOWN,
-    SLOT_DENSE_UP, /* of a layer without experts among layers with them: gate and up */
-    SLOT_DENSE_DOWN,
-    SLOT_LAYER_GATE, /* of each layer's own embeddings (config.h, n_layer_embd): in; out */
-    SLOT_LAYER_OUT,
-    SLOT_QA, /* of latent attention (weights.h) */
-    SLOT_UK,
-    SLOT_UV,
-    /* Always f32 (slot_is_f32). */
-    SLOT_ROUTER,
-    SLOT_MIX_BA, /* of recurrent layers: beta and a */
-    SLOT_SHARED_GATE,
-    SLOT_LAYER_IN, /* from a token's embedding to those of all layers, one behind another */
-    SLOT_DENSE_1,  /* linear layers behind the pooling of embeddings (config.h, n_behind) */
-    SLOT_DENSE_2,
-    /* Vectors, in f32. */
-    SLOT_HEAD_BIAS,
-    SLOT_FINAL_NORM_W,
-    SLOT_FINAL_NORM_B,
-    SLOT_LAYER_IN_NORM,
-    SLOT_NORM1_W,
-    SLOT_NORM1_B,
-    SLOT_NORM2_W,
-    SLOT_NORM2_B,
-    SLOT_POST1_W, /* norms of what attention and MLP add (NORMS_AROUND) */
-    SLOT_POST2_W,
-    SLOT_LAYER_NORM,   /* of the result of SLOT_LAYER_OUT */
-    SLOT_DENSE_POST_W, /* of the results of an MLP beside experts */
-    SLOT_EXPERTS_W,    /* of the experts' inputs, and of their results */
-    SLOT_EXPERTS_POST_W,
-    SLOT_ROUTER_SCALE, /* factors of the router's input, and of each expert's share */
-    SLOT_EXPERT_SCALE,
-    SLOT_OUT_SCALE, /* factor of the layer's result */
-    SLOT_BQ,
-    SLOT_BKV,
-    SLOT_Q_NORM,
-    SLOT_K_NORM,
-    SLOT_BO,
-    SLOT_B_UP, /* with experts: those of all experts, and so SLOT_B_DOWN */
-    SLOT_B_DOWN,
-    SLOT_B_ROUTER,
-    SLOT_SINKS, /* scores of attention that only enter the sum, one of each head */
-    /* Of recurrent layers (ops.h, struct delta_rule), and the norm of their heads of V. */
-    SLOT_CONV,
-    SLOT_A_LOG,
-    SLOT_DT,
-    SLOT_MIX_NORM,
-    SLOT_CONV_B, /* of Mamba-2: the convolution's bias, and the factor of v */
-    SLOT_SKIP,
+#define SLOT_NAME(name, owner, member) SLOT_##name,
+    SLOTS(SLOT_NAME)
+#undef SLOT_NAME
     N_SLOTS,
 };
+/* clang-format on */
 
 #define SLOT_LAST_IN_BLOCKS SLOT_UV /* the last one that may have 4 bits */
 
@@ -111,14 +128,6 @@ static inline bool slot_is_f32(enum slot s)
 static inline bool slot_is_of_experts(enum slot s)
 {
     return s == SLOT_UP || s == SLOT_DOWN || s == SLOT_B_UP || s == SLOT_B_DOWN;
-}
-
-/* Returns whether each layer has its own slot of this kind. */
-static inline bool slot_is_in_layer(enum slot s)
-{
-    return s != SLOT_EMBED && s != SLOT_POSITIONS && s != SLOT_HEAD && s != SLOT_DENSE_1 &&
-           s != SLOT_DENSE_2 && s != SLOT_HEAD_BIAS && s != SLOT_FINAL_NORM_W &&
-           s != SLOT_FINAL_NORM_B && s != SLOT_LAYER_IN && s != SLOT_LAYER_IN_NORM;
 }
 
 /* Return the rows and columns of layer l's slot; a vector has one column. */

@@ -1,4 +1,5 @@
 /* weights_source.c - all tensors of a model from any source, and their description. */
+#include "model/weights_slots.h"
 #include "model/weights_source.h"
 
 #include <stdlib.h>

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/rng.h"
+#include "model/weights_slots.h"
 #include "model/share.h"
 
 enum { MOST_ROWS = 1 << 19, NOWHERE = -1 };
