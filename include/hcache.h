@@ -1009,8 +1009,6 @@ struct hcache_stats {
     /* restores with a plan, and the part of them whose plan recomputes layers */
     uint64_t n_restores, n_restores_recompute;
     uint64_t layers_recompute, layers_hidden, layers_kv;
-    /* restores that switched between kinds of records between two layers */
-    uint64_t n_replanned;
     double restore_predicted_s, restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests for which less was restored than possible */
     /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the

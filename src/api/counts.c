@@ -96,7 +96,6 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
     out->n_preempted = e->n_preempted;
     out->recovered_tokens = e->recovered_tokens;
     out->recomputed_tokens = e->recomputed_tokens;
-    out->n_replanned = e->n_replanned;
     out->n_stairs = e->n_stairs;
     out->n_replays = e->n_replays;
     out->stairs_s = (double)e->stairs_ns * 1e-9;
@@ -156,7 +155,7 @@ void counts_sum(struct hcache_stats *to, const struct hcache_stats *from)
     ADD(guessed_tokens), ADD(guessed_right), ADD(device_tokens), ADD(restored_tokens);
     ADD(dram_tokens), ADD(remote_tokens), ADD(computed_tokens), ADD(restored_bytes);
     ADD(n_restores), ADD(n_restores_recompute), ADD(layers_recompute), ADD(layers_hidden);
-    ADD(layers_kv), ADD(n_replanned);
+    ADD(layers_kv);
     ADD(restore_predicted_s), ADD(restore_measured_s), ADD(restore_wait_s), ADD(n_misses);
     ADD(shed_behind), ADD(shed_memory), ADD(shed_cap), ADD(shed_refused), ADD(shed_space);
     ADD(shed_parent), ADD(shed_tail), ADD(shed_fault), ADD(shed_erased), ADD(saved_chunks);

@@ -157,8 +157,6 @@ struct engine_stats {
     uint64_t fused_rows; /* rows of new tokens computed inside restores, times layers */
     /* Tokens of preempted sequences: restored, or computed again. */
     uint64_t recovered_tokens, recomputed_tokens;
-    /* Restores that changed a layer's kind of record while they ran. */
-    uint64_t n_replanned;
     uint64_t n_stairs;  /* times that the window of a truncated context moved */
     uint64_t n_replays; /* truncated contexts that were computed again without the store */
     /* Time from the end of each stair until its state had moved, summed. */

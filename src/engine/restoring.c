@@ -323,8 +323,7 @@ struct restore_job restore_plan_job(const struct restore_phase *g, const struct 
                                 .table = &s->table,
                                 .plan = &s->out.plan,
                                 .takes_kv = is_forced || s->view.cut > 0 ? NULL
-                                                                         : g->in_dram,
-                                .layer = is_forced ? NULL : g->plan_layer};
+                                                                         : g->in_dram};
 }
 
 /* --- the end of a restore --------------------------------------------------------------------- */
@@ -350,23 +349,20 @@ static void judge_prediction(struct seq *s)
             measured.compute_s * 1e3, predicted.compute_s * 1e3);
 }
 
-/* Changes the reported plan to the methods that ran: layers may have changed their kind of record,
- * and recomputation may have won a race. */
-static void tell_changed(struct seq *s, const struct restore_result *r)
+/* Changes the reported plan to the methods that ran if recomputation has won a race. */
+static void tell_won(struct seq *s, const struct restore_result *r)
 {
     struct plan *p = &s->out.plan;
-    if (r->n_replanned == 0 && !r->won)
+    if (!r->won)
         return;
     p->n_r = p->n_h = p->n_k = 0;
     for (int l = 0; l < p->n_layers; l++) {
-        p->method[l] = r->won && l < r->raced_layers ? 'R' : r->method[l];
+        p->method[l] = l < r->raced_layers ? 'R' : p->method[l];
         p->n_r += p->method[l] == 'R';
         p->n_h += p->method[l] == 'H';
         p->n_k += p->method[l] == 'K';
     }
-    snprintf(p->reason, sizeof p->reason, "%s",
-             r->won ? "its reads stalled, and recomputing was faster"
-                    : "changed between layers: a lane was slower than the platform says");
+    snprintf(p->reason, sizeof p->reason, "its reads stalled, and recomputing was faster");
 }
 
 /* Notes how a restore ended whose reads hung or crawled. */
@@ -397,8 +393,7 @@ static void teach(struct platform *p, const struct seq *s)
                                           .wait_s = (double)(r->wait_ns + r->prefill_ns) *
                                                     1e-9,
                                           .total_s = (double)r->total_ns * 1e-9};
-    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0 &&
-                                         r->n_replanned == 0))
+    if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0))
         correction_learn(p, &s->expected, &o);
 }
 /* Notes why not all stored chunks came back. */
@@ -419,8 +414,7 @@ void restore_report(struct platform *p, struct seq *s, int n_hits)
     const struct restore_result *r = &s->out.restore;
     teach(p, s);
     judge_stall(s);
-    tell_changed(s, r);
-    s->shared->stats.n_replanned += r->n_replanned > 0;
+    tell_won(s, r);
     if (!s->has_first)
         judge_prediction(s);
     tell_miss(s, r, n_hits);

@@ -409,7 +409,7 @@ char restore_method_of(const struct restore *r, int layer, int chunk)
         return 'S';
     if (r->takes_kv != NULL && r->takes_kv[chunk] && (mask & PLAN_HAS_KV))
         mask = PLAN_HAS_KV;
-    char how = plan_range_method(r->method[layer], mask, false);
+    char how = plan_range_method(r->job.plan->method[layer], mask, false);
     return how == 'H' || how == 'K' ? how : 0;
 }
 
@@ -635,7 +635,6 @@ void restore_set_job(struct restore *r, const struct restore_job *job)
     make_order(r);
     set_cursors(r);
     r->n_groups = count_groups(r);
-    restore_replan_begin(r);
     check_records(r);
 }
 
@@ -779,8 +778,6 @@ int restore_result_of(struct restore *r, struct restore_result *out, struct err 
     out->dram_tokens = dram_tokens(r, shared_load(&r->n_good));
     fill_parts(r, shared_load(&r->n_good), out);
     out->io_ns = r->io_ns;
-    memcpy(out->method, r->method, sizeof r->method);
-    out->method[STORE_MAX_LAYERS] = 0;
     pthread_mutex_unlock(&r->rr->lock);
     out->n_chunks = shared_load(&r->n_good);
     out->has_lost_snapshot = shared_load(&r->has_lost_snapshot) != 0;

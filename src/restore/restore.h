@@ -205,9 +205,6 @@ struct restore_job {
      * and values are used wherever they are stored, whatever the plan's letter is: the chunks lie
      * in DRAM, where keys and values cost least. */
     const bool *takes_kv;
-    /* [n_layers], copied: the plan's input. The restore may then change the kind of layers whose
-     * reads have not begun. NULL: the plan is carried out unchanged. */
-    const struct plan_layer *layer;
 };
 
 /* Starts the reads of a restore that has found its chunks. The job is copied; the data that it
@@ -262,10 +259,7 @@ struct restore_result {
     int snapshot_tokens;
     bool has_lost_snapshot; /* a snapshot could not be used, and all layers began again */
     bool won;               /* recomputation won the race */
-    int n_replanned; /* changes of a layer to the other kind of record, repeats included */
-    /* The plan's letters after all changes of kind, but without the changes of a race. */
-    char method[STORE_MAX_LAYERS + 1];
-    char fault[160]; /* why fewer chunks came back than asked for; else empty */
+    char fault[160];        /* why fewer chunks came back than asked for; else empty */
 };
 
 /* Copies the spans of both lanes so far, [RESTORE_MAX_SPANS] each, and the restore's start. */

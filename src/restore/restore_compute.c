@@ -466,14 +466,7 @@ static void work_arrived(struct restore_pipeline *rr, int64_t budget_ns)
         trace_item(&a, t0, ns);
         r->out.compute_ns += ns;
     }
-    enum store_kind kind = first->kind;
     give_back(rr); /* the groups belong to the I/O thread again */
-    if (rr->up == NULL && !a.has_snapshot) {
-        r->kind_ns[kind] += clock_now_ns() - t0;
-        r->kind_rows[kind] += a.n_rows;
-    }
-    if (budget_ns == RESTORE_NO_LIMIT)
-        restore_replan(r);
     if (rr->up != NULL) {
         /* Within a budget the item's time includes the device's. Without a budget the item is only
          * queued, as far ahead as slots can be spared. */

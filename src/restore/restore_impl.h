@@ -3,7 +3,6 @@
  *   restore.c          life cycle of the restore pipeline and of a restore
  *   restore_io.c       the I/O thread: looks up (asks the remote, too), reads, hands groups on
  *   restore_compute.c  the compute lane: from staging into the KV cache, and recomputation
- *   restore_replan.c   another kind of record for layers whose reads have not begun
  *   restore_race.c     recomputation that races reads which hang or crawl
  *   restore_direct.c   reads straight into device memory
  *   restore_up.c       copies from staging up to a device that has memory of its own
@@ -106,10 +105,8 @@ struct restore {
     int n_out; /* groups that are not free */
     /* Groups of n_out that the I/O thread has; plus 1 during a look-up, plus 1 during a fetch. */
     int n_in_flight;
-    bool is_fetching;              /* the remote is fetching for r->fetch */
-    int64_t t_heard;               /* time at which the fetch ended */
-    char method[STORE_MAX_LAYERS]; /* the plan's letters, with later changes */
-    double io_done_s;              /* planned time of the reads that have come back */
+    bool is_fetching;           /* the remote is fetching for r->fetch */
+    int64_t t_heard;            /* time at which the fetch ended */
     int next_layer, next_chunk; /* next read: the layer's index in `order`, and the chunk */
     int64_t io_ns, io_since;
     uint64_t read_bytes, direct_bytes, dram_bytes, page_cache_bytes;
@@ -138,13 +135,6 @@ struct restore {
 
     /* The fields from here on are fixed while RUNNING. */
     struct restore_job job;
-    bool may_replan;
-    struct layer_cost {
-        /* Planned seconds of I/O and compute, by kind of record. */
-        double io_h_s, io_kv_s, comp_h_s, comp_kv_s;
-        bool has_both;
-    } costs[STORE_MAX_LAYERS];
-    double io_planned_s; /* planned time of all reads */
     int64_t t_start;
     int16_t order[STORE_MAX_LAYERS]; /* layers in the order of their reads */
     int n_order;
@@ -184,8 +174,6 @@ struct restore {
     } re;
     int layer_left[STORE_MAX_LAYERS]; /* number of chunks not yet in the cache, by layer */
     int64_t rows_by_method[3];
-    /* Compute time that arrived records took, and their rows, by kind. */
-    int64_t kind_ns[STORE_KINDS], kind_rows[STORE_KINDS];
     struct restore_trace compute_trace;
     struct restore_result out;
 };
@@ -345,14 +333,6 @@ void restore_tell_io(struct restore_pipeline *rr);
 void restore_drop_work(struct restore_pipeline *rr, struct restore *r);
 /* Drops the piece that is being recomputed. Operations already queued for it still run. */
 void restore_drop_piece(struct restore_pipeline *rr);
-/* --- restore_replan.c --- */
-/* Prepares for restore_replan. Call when the job and the order of its reads are known. */
-void restore_replan_begin(struct restore *r);
-/* [lock] Notes for restore_replan that g has come back. */
-void restore_replan_read(struct restore *r, const struct group *g);
-/* Call on the compute lane's thread. Changes the kind of layers whose reads have not begun, if that
- * gains enough. */
-void restore_replan(struct restore *r);
 /* --- restore_race.c (on the compute lane) --- */
 /* Notes the end of a recomputed piece in a race. n_tokens tokens are good now. */
 void restore_race_pieces_end(struct restore *r, int n_tokens);

@@ -545,7 +545,6 @@ static struct restore *group_arrived(struct restore_pipeline *rr, struct group *
     int64_t now = clock_now_ns();
     rr->t_heard = now;
     r->n_read++;
-    restore_replan_read(r, g);
     if (--r->n_in_flight == 0)
         r->io_ns += now - r->io_since;
     restore_trace_add(&r->io_trace, g->t_issued, now, g->layer,

@@ -142,9 +142,6 @@ static void restore_metrics(struct textbuf *b, const struct hcache_stats *st)
     counts(b, "restore_predictions_missed_total", "cause",
            "Restores that took less than half or more than twice the predicted time.",
            &st->surprises);
-    metric(b, "counter", "restores_replanned_total",
-           "Restores that changed the kind of record of some layers while they ran.",
-           (double)st->n_replanned);
     counts(b, "restore_stalls_total", "end",
            "Restores whose reads hung or crawled, by how they ended.", &st->stalls);
     metric(b, "counter", "restore_wait_seconds_total",

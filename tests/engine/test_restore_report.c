@@ -45,7 +45,6 @@ static void lab_init(struct lab *l)
                                                .io_ns = 90000000,
                                                .compute_ns = 60000000,
                                                .wait_ns = 40000000};
-    snprintf(l->s.out.restore.method, sizeof l->s.out.restore.method, "RHHK");
 }
 
 static void report(struct lab *l)
@@ -71,7 +70,6 @@ TEST(a_restore_as_predicted_is_no_surprise)
     assert_string_equal(l.s.out.plan.method, "RHHK");
     assert_string_equal(l.s.out.plan.reason, "");
     assert_int_equal(l.s.out.plan.n_layers, N_LAYERS);
-    assert_int_equal(l.sh.stats.n_replanned, 0);
     assert_int_equal(n_taught(&l), 1);
     assert_int_equal(l.p.gemm_correction.n_observed, 1);
     assert_true(fabs(l.p.tier[0].correction.log2) < 1e-9);
@@ -103,7 +101,7 @@ TEST(the_lanes_teach_their_speeds)
 TEST(an_unusual_restore_teaches_nothing)
 {
     struct lab l;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 3; i++) {
         lab_init(&l);
         struct restore_result *r = &l.s.out.restore;
         switch (i) {
@@ -112,9 +110,6 @@ TEST(an_unusual_restore_teaches_nothing)
             break;
         case 1:
             r->raced_layers = 1;
-            break;
-        case 2:
-            r->n_replanned = 1;
             break;
         default: /* the sequence spent its time elsewhere */
             r->wait_ns = 0;
@@ -181,21 +176,6 @@ TEST(only_the_first_restore_can_surprise)
 }
 
 /* --- changes and losses ----------------------------------------------------------------------- */
-
-/* Layers that changed their kind of record are reported by their last kind. */
-TEST(changed_layers_are_told)
-{
-    struct lab l;
-    lab_init(&l);
-    struct plan *p = &l.s.out.plan;
-    l.s.out.restore.n_replanned = 3;
-    snprintf(l.s.out.restore.method, sizeof l.s.out.restore.method, "RKKH");
-    report(&l);
-    assert_string_equal(p->method, "RKKH");
-    assert_true(p->n_r == 1 && p->n_h == 1 && p->n_k == 2);
-    assert_non_null(strstr(p->reason, "changed between layers"));
-    assert_int_equal(l.sh.stats.n_replanned, 1);
-}
 
 /* If recomputation won, the raced layers were recomputed, and the others restored. */
 TEST(a_won_race_is_told)

@@ -138,10 +138,10 @@ static void tell_restore(struct textbuf *b, const struct seq *s)
     textbuf_addf(
         b,
         "  %d chunks, %d tokens from %d on, %llu bytes (%llu from DRAM), %d R %d H %d K; "
-        "%s; raced %d, changed %d\n",
+        "%s; raced %d\n",
         r->n_chunks, r->n_tokens, r->first_token, (unsigned long long)r->read_bytes,
         (unsigned long long)r->dram_bytes, r->n_by_method[0], r->n_by_method[1],
-        r->n_by_method[2], r->fault, r->raced_layers, r->n_replanned);
+        r->n_by_method[2], r->fault, r->raced_layers);
 }
 
 /* Requests for the same context and for others, with all kinds of plans and of saving, one after

@@ -54,8 +54,7 @@ struct life_counts {
      * recomputation ended first. n_late: as n_recomputed, with reads still in flight. n_left: the
      * restore gave its reads up. */
     uint64_t n_read, n_recomputed, n_late, n_left;
-    uint64_t n_replanned; /* restores that changed the kind of record between layers */
-    uint64_t n_joint;     /* work items that ended groups of several layers at once */
+    uint64_t n_joint; /* work items that ended groups of several layers at once */
     uint64_t n_erased_while_read; /* erasures of chunks that a restore was reading */
     uint64_t n_too_late; /* sequences whose saving ended because their context was erased */
     /* erased chunks that were looked up and, as they must be, not found */

@@ -25,7 +25,6 @@
 #include "api/prefix_order.h"
 #include "restore/regress.h"
 #include "store/remote/remote_pace.h"
-#include "restore/replan.h"
 #include "restore/save_kinds.h"
 #include "engine/sched.h"
 #include "engine/view.h"
@@ -372,21 +371,12 @@ TEST(stalls_and_remotes_are_judged_as_before)
         textbuf_addf(&b, " remote %d again %.6g, pace %.6g %.6g %d, price %.6g;", choice,
                      again_s, p.latency_s, p.bytes_per_s, p.n_refused,
                      remote_pace_price_s(&p, 1 << 20));
-        const struct replan_view c = {.n_left = whole(&r, 1, 12),
-                                      .n_hidden = 0,
-                                      .io_h_s = between(&r, 0.1, 2),
-                                      .io_kv_s = between(&r, 0.1, 2),
-                                      .comp_h_s = between(&r, 0.1, 2),
-                                      .comp_kv_s = between(&r, 0.01, 0.2),
-                                      .io_rest_s = between(&r, 0.1, 5),
-                                      .comp_rest_s = between(&r, 0.1, 5)};
         textbuf_addf(&b, " backoff %.6g;", backoff_s(t % 12, (uint64_t)t));
         const struct surprise_times x = {between(&r, 1e-3, 1), between(&r, 1e-3, 1),
                                          between(&r, 1e-3, 1)};
         const struct surprise_times y = {between(&r, 1e-3, 1), between(&r, 1e-3, 1),
                                          between(&r, 1e-3, 1)};
-        textbuf_addf(&b, " replan %d, surprise %d, wait %.6g\n", replan_hidden(&c),
-                     surprise_of(&x, &y, t % 9 != 0),
+        textbuf_addf(&b, " surprise %d, wait %.6g\n", surprise_of(&x, &y, t % 9 != 0),
                      sched_wait_s(t % 7, t % 5, v.recompute_s));
     }
     golden_digests(&b, GOLDEN, "judgements");
