@@ -235,11 +235,18 @@ static struct hcache_context context_of(const struct subject *s)
                                    .truncation = s->truncation};
 }
 
-static void fail(struct call *c, struct subject *s, const struct fault *f)
+/* Answers a route: reads its subject, and has `answer` answer, or return a fault. */
+static void route(struct call *c, const char *const *names, bool needs_prompt,
+                  int (*answer)(struct call *c, struct subject *s, struct fault *f))
 {
-    subject_deinit(s);
-    if (!c->answered) /* the body was not JSON, and call_body has answered */
-        call_fault(c, f);
+    struct subject s;
+    struct fault f;
+    int rc = read_subject(c, names, needs_prompt, &s, &f);
+    if (rc == 0)
+        rc = answer(c, &s, &f);
+    if (rc != 0 && !c->answered) /* if the body was not JSON, call_body has answered */
+        call_fault(c, &f);
+    subject_deinit(&s);
 }
 
 static int fault_of(const struct hcache_err *err, struct fault *f)
@@ -260,24 +267,16 @@ static struct json *object(const char *name)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-void api_cache_lookup(struct call *c)
+static int lookup(struct call *c, struct subject *s, struct fault *f)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
-    struct subject s;
-    struct fault f;
     struct hcache_err err = {0};
     struct hcache_found found;
-    int rc = read_subject(c, names, true, &s, &f);
-    const struct hcache_context context = context_of(&s);
-    if (rc == 0 && hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
-        rc = fault_of(&err, &f);
-    if (rc != 0) {
-        fail(c, &s, &f);
-        return;
-    }
-    date_explain(&s.date, found.differs_at, found.why, sizeof found.why);
+    const struct hcache_context context = context_of(s);
+    if (hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
+        return fault_of(&err, f);
+    date_explain(&s->date, found.differs_at, found.why, sizeof found.why);
     struct json *o = object("cache.lookup");
-    json_put_int(o, "prompt_tokens", s.prompt.n);
+    json_put_int(o, "prompt_tokens", s->prompt.n);
     json_put_int(o, "truncated_tokens", found.truncated_tokens);
     json_put_int(o, "wanted_tokens", found.wanted_tokens);
     json_put_int(o, "stored_tokens", found.stored_tokens);
@@ -286,7 +285,12 @@ void api_cache_lookup(struct call *c)
     json_put_string(o, "layers", found.stored_tokens > 0 ? found.layers : NULL);
     json_put_string(o, "why", found.stored_tokens < found.wanted_tokens ? found.why : NULL);
     call_json(c, 200, o);
-    subject_deinit(&s);
+    return 0;
+}
+
+void api_cache_lookup(struct call *c)
+{
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, lookup);
 }
 
 /* --- computing ahead -------------------------------------------------------------------------- */
@@ -306,24 +310,27 @@ static struct json *prefetched(struct generation *g)
 
 static const struct dialect prefetch = {.answer = prefetched};
 
+static int compute(struct call *c, struct subject *s, struct fault *f)
+{
+    const struct gen_params p = {.kind = REQUEST_COMPLETION,
+                                 .n = 1,
+                                 .durable = true,
+                                 .cache_salt = s->cache_salt,
+                                 .cache_ttl = s->cache_ttl_s,
+                                 .truncation = s->truncation.ratio > 0 ? "auto" : NULL,
+                                 .numbers = s->truncation,
+                                 .n_system = s->truncation.keep};
+    struct prompt_ids prompt = s->prompt;
+    (void)f;
+    s->prompt.ids = NULL; /* the generation takes the ids */
+    call_generate(c, &prefetch, NULL, &p, &prompt, 1, NULL, "");
+    return 0;
+}
+
 void api_cache_prefetch(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", "cache_ttl", NULL};
-    struct gen_params p = {
-        .kind = REQUEST_COMPLETION, .n = 1, .cache_ttl = -1, .durable = true};
-    struct subject s;
-    struct fault f;
-    if (read_subject(c, names, true, &s, &f) != 0) {
-        fail(c, &s, &f);
-        return;
-    }
-    p.cache_salt = s.cache_salt;
-    p.cache_ttl = s.cache_ttl_s;
-    p.truncation = s.truncation.ratio > 0 ? "auto" : NULL;
-    p.numbers = s.truncation;
-    p.n_system = s.truncation.keep;
-    free(s.salt);
-    call_generate(c, &prefetch, NULL, &p, &s.prompt, 1, NULL, "");
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", "cache_ttl", NULL}, true,
+          compute);
 }
 
 /* --- keeping and erasing ---------------------------------------------------------------------- */
@@ -340,46 +347,32 @@ static void put_guarantee(struct json *o, const struct hcache_guarantee *g)
 }
 
 /* Pins a context, guarantees it, or ends its pin or its guarantee. */
-static int pin(struct call *c, const struct subject *s, int64_t until, int *n_tokens,
-               struct hcache_guarantee *g, struct fault *f)
+static int pin(struct call *c, struct subject *s, struct fault *f)
 {
     const struct hcache_context context = context_of(s);
-    if (until == 0 || !s->guarantee)
-        return keep_pin(c, &context, until, n_tokens, f);
-    int rc = keep_guarantee(c, &context, until, g, f);
-    *n_tokens = g->n_tokens;
-    return rc;
+    struct hcache_guarantee g = {0};
+    if (s->ttl_s < 0)
+        return fault_set(f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
+    int64_t until = s->ttl_s > 0 ? clock_wall_s() + 1 + s->ttl_s : 0;
+    bool guaranteed = until > 0 && s->guarantee;
+    if ((guaranteed ? keep_guarantee(c, &context, until, &g, f)
+                    : keep_pin(c, &context, until, &g.n_tokens, f)) != 0)
+        return -1;
+    struct json *o = object("cache.pin");
+    json_put_int(o, "prompt_tokens", s->prompt.n);
+    json_put_int(o, "pinned_tokens", until > 0 ? g.n_tokens : 0);
+    json_put_int(o, "until", until);
+    json_put_bool(o, "guaranteed", guaranteed);
+    if (guaranteed)
+        put_guarantee(o, &g);
+    call_json(c, 200, o);
+    return 0;
 }
 
 void api_cache_pin(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", "ttl", "guarantee",
-                                        NULL};
-    struct subject s;
-    struct fault f;
-    struct hcache_guarantee g = {0};
-    int n_tokens = 0;
-    int64_t until = 0;
-    int rc = read_subject(c, names, true, &s, &f);
-    if (rc == 0 && s.ttl_s < 0)
-        rc = fault_set(&f, 400, NULL, "ttl", "'ttl' is missing: seconds; 0 ends a pin");
-    if (rc == 0) {
-        until = s.ttl_s > 0 ? clock_wall_s() + 1 + s.ttl_s : 0;
-        rc = pin(c, &s, until, &n_tokens, &g, &f);
-    }
-    if (rc != 0) {
-        fail(c, &s, &f);
-        return;
-    }
-    struct json *o = object("cache.pin");
-    json_put_int(o, "prompt_tokens", s.prompt.n);
-    json_put_int(o, "pinned_tokens", until > 0 ? n_tokens : 0);
-    json_put_int(o, "until", until);
-    json_put_bool(o, "guaranteed", until > 0 && s.guarantee);
-    if (until > 0 && s.guarantee)
-        put_guarantee(o, &g);
-    call_json(c, 200, o);
-    subject_deinit(&s);
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", "ttl", "guarantee", NULL},
+          true, pin);
 }
 
 /* Forgets the remembered answers to the prompt, and those that are a part of it. */
@@ -401,123 +394,88 @@ static int forget_answers(struct call *c, const struct subject *s, struct err *e
     return rc;
 }
 
-/* Answers that the state is erased, and that remembered answers could not be overwritten. */
-static void answers_left(struct call *c, const struct err *err)
-{
-    struct fault f;
-    log_warn("%s", err->msg);
-    fault_set(&f, 503, "not_erased", NULL,
-              "the state is erased, but the remembered answers could not be overwritten: "
-              "erase them again when the disk can be written");
-    call_fault(c, &f);
-}
-
-/* Answers that the store cannot be written: the chunks are not found any more, but their bytes are
- * still in its files. */
-static void answer_owed(struct call *c, const char *name, const struct hcache_erased *gone,
-                        const struct hcache_err *err)
-{
-    if (!gone->is_noted) {
-        struct fault f;
-        fault_set(&f, 503, "not_erased", NULL,
-                  "%lld chunks are no longer used, but cannot be overwritten: %.120s. "
-                  "After a restart they are found again, because the erasure could not be "
-                  "noted on disk (%.90s): erase them again then",
-                  (long long)gone->n_owed, err->msg, gone->not_noted_because);
-        call_fault(c, &f);
-        return;
-    }
-    struct json *o = object(name);
-    json_put_int(o, "erased_chunks", 0);
-    json_put_int(o, "erased_bytes", 0);
-    json_put_int(o, "shared_chunks", gone->n_shared);
-    json_put_int(o, "busy_chunks", 0);
-    json_put_int(o, "pending_chunks", gone->n_owed);
-    json_put_string(o, "pending_because", err->msg);
-    keep_put_where(o, c);
-    call_json(c, 202, o);
-}
-
-static void answer_erased(struct call *c, const char *name,
-                          const struct hcache_erased *gone)
+/* Answers that chunks are erased, or, with 202, that noted ones wait for their erasure. */
+static void put_erased(struct call *c, const char *name, const struct hcache_erased *gone,
+                       const struct hcache_err *waits_because)
 {
     struct json *o = object(name);
-    json_put_int(o, "erased_chunks", gone->n_chunks);
-    json_put_int(o, "erased_bytes", gone->n_bytes);
+    bool waits = waits_because != NULL;
+    json_put_int(o, "erased_chunks", waits ? 0 : gone->n_chunks);
+    json_put_int(o, "erased_bytes", waits ? 0 : gone->n_bytes);
     json_put_int(o, "shared_chunks", gone->n_shared);
-    json_put_int(o, "busy_chunks", gone->n_busy);
-    json_put_int(o, "pending_chunks", 0);
-    json_put_null(o, "pending_because");
+    json_put_int(o, "busy_chunks", waits ? 0 : gone->n_busy);
+    json_put_int(o, "pending_chunks", waits ? gone->n_owed : 0);
+    json_put_string(o, "pending_because", waits ? waits_because->msg : NULL);
     keep_put_where(o, c);
-    call_json(c, 200, o);
+    call_json(c, waits ? 202 : 200, o);
 }
 
-/* Answers with the result of an erasure. rc: its code. */
-static void answer_erasing(struct call *c, const char *name, int rc,
-                           const struct hcache_erased *gone, const struct hcache_err *err)
+/* Answers with the result of an erasure. rc: its code; left_because: why remembered answers could
+ * not be overwritten; code 0: they were. If the store cannot be written, the chunks are not found
+ * any more, but their bytes are still in its files. */
+static int answer_erasing(struct call *c, const char *name, int rc,
+                          const struct hcache_erased *gone, const struct hcache_err *err,
+                          const struct err *left_because, struct fault *f)
 {
-    struct fault f;
-    if (rc == 0) {
-        answer_erased(c, name, gone);
-    } else if (rc == -ENOSPC) {
-        fault_set(&f, 507, "disk_full", NULL,
-                  "%.240s: the state is no longer used, and is erased as soon as the disk "
-                  "has room. If the server is killed before that, the state is found again",
-                  err->msg);
-        call_fault(c, &f);
-    } else if (gone->n_owed > 0 || gone->is_noted) {
-        answer_owed(c, name, gone, err);
-    } else {
-        fault_of(err, &f);
-        call_fault(c, &f);
+    if (rc == 0 && left_because->code != 0) {
+        log_warn("%s", left_because->msg);
+        return fault_set(
+            f, 503, "not_erased", NULL,
+            "the state is erased, but the remembered answers could not be overwritten: "
+            "erase them again when the disk can be written");
     }
+    if (rc == -ENOSPC)
+        return fault_set(
+            f, 507, "disk_full", NULL,
+            "%.240s: the state is no longer used, and is erased as soon as the disk "
+            "has room. If the server is killed before that, the state is found again",
+            err->msg);
+    if (rc != 0 && gone->n_owed > 0 && !gone->is_noted)
+        return fault_set(
+            f, 503, "not_erased", NULL,
+            "%lld chunks are no longer used, but cannot be overwritten: %.120s. "
+            "After a restart they are found again, because the erasure could not be "
+            "noted on disk (%.90s): erase them again then",
+            (long long)gone->n_owed, err->msg, gone->not_noted_because);
+    if (rc != 0 && !gone->is_noted)
+        return fault_of(err, f);
+    put_erased(c, name, gone, rc != 0 ? err : NULL);
+    return 0;
+}
+
+/* Erasures flush first, so that chunks on their way to the store are erased, too. */
+static int evict(struct call *c, struct subject *s, struct fault *f)
+{
+    const struct hcache_context context = context_of(s);
+    struct hcache_err err = {0};
+    struct hcache_erased gone = {0};
+    struct err why = {0};
+    hcache_cache_flush(call_model(c));
+    int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
+    (void)forget_answers(c, s, &why);
+    return answer_erasing(c, "cache.evict", rc, &gone, &err, &why, f);
 }
 
 void api_cache_evict(struct call *c)
 {
-    static const char *const names[] = {PROMPT_NAMES, "truncation", NULL};
-    struct subject s;
-    struct fault f;
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, evict);
+}
+
+static int clear(struct call *c, struct subject *s, struct fault *f)
+{
     struct hcache_err err = {0};
     struct hcache_erased gone = {0};
-    if (read_subject(c, names, true, &s, &f) != 0) {
-        fail(c, &s, &f);
-        return;
-    }
-    const struct hcache_context context = context_of(&s);
-    /* The flush comes first, so that chunks on their way to the store are erased, too. */
-    hcache_cache_flush(call_model(c));
-    int rc = hcache_cache_erase_context(call_model(c), &context, &gone, &err);
     struct err why = {0};
-    bool left = forget_answers(c, &s, &why) != 0;
-    if (left && rc == 0)
-        answers_left(c, &why);
-    else
-        answer_erasing(c, "cache.evict", rc, &gone, &err);
-    subject_deinit(&s);
+    hcache_cache_flush(call_model(c));
+    int rc = hcache_cache_clear(call_model(c), s->salt, &gone, &err);
+    recent_forget(c->s->recent, call_tenant(c), NULL);
+    (void)answers_forget_owner(c->s->answers, s->salt, &why);
+    return answer_erasing(c, "cache.clear", rc, &gone, &err, &why, f);
 }
 
 void api_cache_clear(struct call *c)
 {
-    static const char *const names[] = {"cache_salt", NULL};
-    struct subject s;
-    struct fault f;
-    struct hcache_err err = {0};
-    struct hcache_erased gone = {0};
-    if (read_subject(c, names, false, &s, &f) != 0) {
-        fail(c, &s, &f);
-        return;
-    }
-    hcache_cache_flush(call_model(c));
-    int rc = hcache_cache_clear(call_model(c), s.salt, &gone, &err);
-    struct err why = {0};
-    recent_forget(c->s->recent, call_tenant(c), NULL);
-    bool left = answers_forget_owner(c->s->answers, s.salt, &why) != 0;
-    if (left && rc == 0)
-        answers_left(c, &why);
-    else
-        answer_erasing(c, "cache.clear", rc, &gone, &err);
-    subject_deinit(&s);
+    route(c, (const char *const[]){"cache_salt", NULL}, false, clear);
 }
 
 void api_cache_flush(struct call *c)
@@ -532,28 +490,26 @@ void api_cache_flush(struct call *c)
 }
 
 /* A client may set its own bound, but no higher than the bound that the server was started with. */
-void api_cache_quota(struct call *c)
+static int set_quota(struct call *c, struct subject *s, struct fault *f)
 {
-    static const char *const names[] = {"cache_salt", "bytes", NULL};
-    struct subject s;
-    struct fault f;
     uint64_t most = c->s->o.salt_quota_bytes;
-    int rc = read_subject(c, names, false, &s, &f);
-    if (rc == 0 && s.bytes < 0)
-        rc = fault_set(&f, 400, NULL, "bytes", "'bytes' is missing; 0 is no bound");
-    if (rc == 0 && most > 0 && (s.bytes == 0 || (uint64_t)s.bytes > most))
-        rc = fault_set(&f, 400, NULL, "bytes",
-                       "'bytes' must be 1 to %llu, the bound of this server (--salt-quota)",
-                       (unsigned long long)most);
-    if (rc != 0) {
-        fail(c, &s, &f);
-        return;
-    }
     struct hcache_cache_stats k;
-    hcache_cache_quota(call_model(c), s.salt, (uint64_t)s.bytes);
-    hcache_cache_stats(call_model(c), s.salt, &k);
+    if (s->bytes < 0)
+        return fault_set(f, 400, NULL, "bytes", "'bytes' is missing; 0 is no bound");
+    if (most > 0 && (s->bytes == 0 || (uint64_t)s->bytes > most))
+        return fault_set(
+            f, 400, NULL, "bytes",
+            "'bytes' must be 1 to %llu, the bound of this server (--salt-quota)",
+            (unsigned long long)most);
+    hcache_cache_quota(call_model(c), s->salt, (uint64_t)s->bytes);
+    hcache_cache_stats(call_model(c), s->salt, &k);
     struct json *o = api_cache_salt_use(&k);
     json_put_string(o, "object", "cache.quota");
     call_json(c, 200, o);
-    subject_deinit(&s);
+    return 0;
+}
+
+void api_cache_quota(struct call *c)
+{
+    route(c, (const char *const[]){"cache_salt", "bytes", NULL}, false, set_quota);
 }
