@@ -165,8 +165,7 @@ struct restore_found {
     /* [n_hits] owned by the restore. Only the last one may be partial. */
     const struct store_hit *hits;
     int n_hits;
-    int n_left_out; /* stored chunks behind the hits, left out because of dropped windows */
-    int n_beyond;   /* tokens of the last hit behind the wanted ones: 0 or 1 */
+    int n_beyond; /* tokens of the last hit behind the wanted ones: 0 or 1 */
     /* A snapshot of the recurrent layers' states stands behind hit n_snapshot - 1
      * (store_state_key); 0: none was found. */
     int n_snapshot;

@@ -334,7 +334,6 @@ static void cut_to_windows(struct restore *r)
         return;
     store_release(r->rr->o.store, r->hits + m, n - m);
     f->n_hits = m;
-    f->n_left_out = n - m;
     f->n_beyond = 0;
     f->n_remote = MAX(0, f->n_remote - (n - m));
     snprintf(f->why, sizeof f->why, SAVE_WHY_WINDOWS, (int)n_tokens, (int)c->sliding_window,

@@ -120,7 +120,7 @@ static void find_best(const struct hybrid_machine *m, const struct minibatch_roo
     }
 }
 
-static void balanced_mini_batches_are_near_the_best(void **state)
+TEST(balanced_mini_batches_are_near_the_best)
 {
     struct rng rng = {500};
     double worst = 0, worst_lanes = 0, worst_print = 0, mean = 0, mean_print = 0;
@@ -158,7 +158,7 @@ static void balanced_mini_batches_are_near_the_best(void **state)
 
 /* Equal requests form as few mini-batches as can hold them, with numbers of requests that differ by
  * at most one. */
-static void requests_alike_make_equal_mini_batches(void **state)
+TEST(requests_alike_make_equal_mini_batches)
 {
     struct hybrid_machine m = machine_of(2, 0);
     for (int per = 1; per <= 9; per++) {
@@ -180,7 +180,7 @@ static void requests_alike_make_equal_mini_batches(void **state)
 }
 
 /* A mini-batch computes while the next one loads. */
-static void a_layer_computes_beside_the_next_load(void **state)
+TEST(a_layer_computes_beside_the_next_load)
 {
     /* A KV block is loaded in 1 s. An ACT block is loaded in half a second and projected in 1 s. */
     struct hybrid_machine m = machine_of(1, 0);
@@ -199,7 +199,7 @@ static void a_layer_computes_beside_the_next_load(void **state)
 }
 
 /* Blocks that a request writes take room in the buffer, but no time on the link. */
-static void written_blocks_take_room_but_no_time(void **state)
+TEST(written_blocks_take_room_but_no_time)
 {
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {20, 20};
@@ -216,7 +216,7 @@ static void written_blocks_take_room_but_no_time(void **state)
 
 /* --- which requests --------------------------------------------------------------------------- */
 
-static void the_papers_rule_takes_requests_in_their_order(void **state)
+TEST(the_papers_rule_takes_requests_in_their_order)
 {
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {99, 198};
@@ -232,7 +232,7 @@ static void the_papers_rule_takes_requests_in_their_order(void **state)
     assert_int_equal(of[3], 2);
 }
 
-static void requests_of_one_kind_share_mini_batches(void **state)
+TEST(requests_of_one_kind_share_mini_batches)
 {
     struct hybrid_machine m = machine_of(1, 1);
     const struct minibatch_room room = {10, 20};
@@ -253,7 +253,7 @@ static void requests_of_one_kind_share_mini_batches(void **state)
     assert_int_equal(form(&m, &room, r, 0, MINIBATCH_BALANCED, of, bins), 0);
 }
 
-static void opposites_are_put_together(void **state)
+TEST(opposites_are_put_together)
 {
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {10, 20};
@@ -267,7 +267,7 @@ static void opposites_are_put_together(void **state)
 
 /* A projection of 10 s hides 10 s of the link. The ACT blocks take 5 s of these, so KV blocks of 5
  * s fit. */
-static void balance_counts_the_transfer_of_act_blocks(void **state)
+TEST(balance_counts_the_transfer_of_act_blocks)
 {
     struct hybrid_machine m = machine_of(1, 0);
     const struct minibatch_room room = {10, 20};
@@ -280,7 +280,7 @@ static void balance_counts_the_transfer_of_act_blocks(void **state)
 }
 
 /* A buffer of 36 blocks holds four requests of eight blocks, whatever the types of their blocks. */
-static void types_share_a_buffer(void **state)
+TEST(types_share_a_buffer)
 {
     struct hybrid_machine m = machine_of(1.4, 0);
     const struct minibatch_room room = {36, 36};
@@ -302,7 +302,7 @@ static void types_share_a_buffer(void **state)
 /* Ten requests run in mini-batches of 4, 3 and 3, with the numbers of ACT blocks that the policy
  * chose for each mini-batch. In the policy's own order packing finds mini-batches that are as good
  * as the policy's. In any other order they are nearly as good. */
-static void packing_finds_the_shares_of_the_policy(void **state)
+TEST(packing_finds_the_shares_of_the_policy)
 {
     enum { N = 10, BLOCKS = 6 };
     struct hybrid_machine m = machine_of(1.4, 0);
@@ -338,7 +338,7 @@ static void packing_finds_the_shares_of_the_policy(void **state)
     assert_true(worst <= 1.1057); /* what the present packing reaches */
 }
 
-static void imbalance_is_symmetric_and_at_least_one(void **state)
+TEST(imbalance_is_symmetric_and_at_least_one)
 {
     struct hybrid_machine m = machine_of(2, 0);
     assert_true(minibatch_imbalance(&m, 1, 2) == 1);
@@ -346,22 +346,4 @@ static void imbalance_is_symmetric_and_at_least_one(void **state)
     assert_true(minibatch_imbalance(&m, 1, 4) == 2);
     assert_true(isinf(minibatch_imbalance(&m, 1, 0)));
     assert_true(minibatch_imbalance(&m, 0, 0) == 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(balanced_mini_batches_are_near_the_best),
-        cmocka_unit_test(requests_alike_make_equal_mini_batches),
-        cmocka_unit_test(a_layer_computes_beside_the_next_load),
-        cmocka_unit_test(written_blocks_take_room_but_no_time),
-        cmocka_unit_test(the_papers_rule_takes_requests_in_their_order),
-        cmocka_unit_test(requests_of_one_kind_share_mini_batches),
-        cmocka_unit_test(opposites_are_put_together),
-        cmocka_unit_test(balance_counts_the_transfer_of_act_blocks),
-        cmocka_unit_test(types_share_a_buffer),
-        cmocka_unit_test(packing_finds_the_shares_of_the_policy),
-        cmocka_unit_test(imbalance_is_symmetric_and_at_least_one),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,7 +9,7 @@
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__GLIBC__)
 
-static void decode_allocates_nothing(void **state)
+TEST(decode_allocates_nothing)
 {
     print_message("skipped: the sanitizers bring a malloc of their own\n");
     skip();
@@ -43,7 +43,7 @@ void *realloc(void *p, size_t n)
 }
 
 /* 200 steps of three sequences, across the ends of chunks, with and without saving. */
-static void decode_allocates_nothing(void **state)
+TEST(decode_allocates_nothing)
 {
     static const char *const saves[] = {"none", "both", "kv"};
     int32_t prompt[100];
@@ -91,9 +91,3 @@ static void decode_allocates_nothing(void **state)
 }
 
 #endif
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {cmocka_unit_test(decode_allocates_nothing)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}

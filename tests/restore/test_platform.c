@@ -31,7 +31,7 @@ static struct platform sample(void)
     return p;
 }
 
-static void test_round_trip(void **state)
+TEST(test_round_trip)
 {
     struct platform p = sample(), q;
     char text[PLATFORM_FORMAT_MAX];
@@ -50,7 +50,7 @@ static void test_round_trip(void **state)
     assert_int_equal(strlen(again), 9);
 }
 
-static void test_largest_fits(void **state)
+TEST(test_largest_fits)
 {
     struct platform p = sample();
     memset(p.machine, 'm', sizeof p.machine - 1);
@@ -82,7 +82,7 @@ static void expect_invalid(struct platform p, const char *want)
         fail_msg("'%s' does not say '%s'", e.msg, want);
 }
 
-static void test_nonsense_is_named(void **state)
+TEST(test_nonsense_is_named)
 {
     struct platform p;
     assert_int_equal(platform_validate((p = sample(), &p), NULL), 0);
@@ -120,7 +120,7 @@ static void expect_parse_error(const char *from, const char *to, const char *wan
         fail_msg("'%s' does not say '%s'", e.msg, want);
 }
 
-static void test_bad_text(void **state)
+TEST(test_bad_text)
 {
     expect_parse_error("n_layers = 32", "n_layers = many", "line 5: n_layers = 'many'");
     expect_parse_error("n_layers = 32", "n_layers = 2.5", "is not a count");
@@ -142,7 +142,7 @@ static void test_bad_text(void **state)
     expect_parse_error("io_overlap = 1", "io_overlap = -2", "io_overlap is negative");
 }
 
-static void test_comments_and_blanks(void **state)
+TEST(test_comments_and_blanks)
 {
     struct platform p = sample(), q;
     char text[PLATFORM_FORMAT_MAX], more[PLATFORM_FORMAT_MAX * 2];
@@ -153,7 +153,7 @@ static void test_comments_and_blanks(void **state)
 }
 
 /* A text with any byte changed gives a valid platform or is refused. */
-static void test_flipped_bytes(void **state)
+TEST(test_flipped_bytes)
 {
     struct platform p = sample();
     char text[PLATFORM_FORMAT_MAX];
@@ -172,7 +172,7 @@ static void test_flipped_bytes(void **state)
     }
 }
 
-static void test_check(void **state)
+TEST(test_check)
 {
     struct platform p = sample();
     struct err e;
@@ -183,7 +183,7 @@ static void test_check(void **state)
     assert_non_null(strstr(e.msg, "another model"));
 }
 
-static void test_costs(void **state)
+TEST(test_costs)
 {
     struct platform p;
     platform_init(&p);
@@ -203,7 +203,7 @@ static void test_costs(void **state)
 
 /* Each cost has the terms that its comment in the header names, corrected by what was observed. The
  * numbers are powers of two, so the sums are exact. */
-static void test_costs_of_reading_and_of_the_bus(void **state)
+TEST(test_costs_of_reading_and_of_the_bus)
 {
     struct platform p;
     platform_init(&p);
@@ -241,7 +241,7 @@ static void test_costs_of_reading_and_of_the_bus(void **state)
 
 /* Packed records are read in less time and unpacked by the compute lane, whose speed observed loads
  * correct. */
-static void test_costs_of_packed_records(void **state)
+TEST(test_costs_of_packed_records)
 {
     struct platform p;
     platform_init(&p);
@@ -278,7 +278,7 @@ static void test_costs_of_packed_records(void **state)
 
 /* Observed products correct only the costs of products, and observed loads only the costs of
  * loading. */
-static void test_corrections_have_their_costs(void **state)
+TEST(test_corrections_have_their_costs)
 {
     struct platform p;
     platform_init(&p);
@@ -309,7 +309,7 @@ static void test_corrections_have_their_costs(void **state)
 /* Layers that are streamed from a disk take at least the disk's time for each piece of a pass,
  * whether the pass recomputes or prefills. Restores from hidden states and from K and V read no
  * streamed weights. So a plan that recomputed with resident weights reads state instead. */
-static void test_streamed_weights_make_recomputation_dear(void **state)
+TEST(test_streamed_weights_make_recomputation_dear)
 {
     struct platform p;
     struct plan_layer layer[8];
@@ -344,7 +344,7 @@ static void test_streamed_weights_make_recomputation_dear(void **state)
     assert_true(plan.n_r <= 1); /* layer 0 alone needs no read */
 }
 
-static void test_builtin(void **state)
+TEST(test_builtin)
 {
     struct platform p;
     struct err e;
@@ -367,7 +367,7 @@ static void test_builtin(void **state)
 
 /* The built-in platforms are calibrated with the paper: four SSDs read 26 GB/s, and I/O and compute
  * balance at 24 and 21 GB/s. */
-static void test_balance_points(void **state)
+TEST(test_balance_points)
 {
     struct platform p;
     struct platform_shape llama_13b = llama_7b;
@@ -386,7 +386,7 @@ static void test_balance_points(void **state)
 }
 
 /* Two concurrent restores take twice as long by every method. A throttle slows reading only. */
-static void test_shared_and_throttled(void **state)
+TEST(test_shared_and_throttled)
 {
     struct platform p = sample(), half = platform_shared(&p, 0.5, 0.5), slow = p;
     assert_true(fabs(platform_h_s(&half, 640) / platform_h_s(&p, 640) - 2) < 1e-9);
@@ -413,7 +413,7 @@ static void test_shared_and_throttled(void **state)
 
 /* Until the store's speed is measured, a throttle counts as its speed. Without a throttle the speed
  * is unknown. */
-static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
+TEST(test_a_throttle_is_the_speed_of_an_unmeasured_store)
 {
     struct platform p = sample(), same = p;
     p.n_tiers = 0;
@@ -431,27 +431,4 @@ static void test_a_throttle_is_the_speed_of_an_unmeasured_store(void **state)
     platform_throttle(&unlimited, 0, 0);
     assert_true(unlimited.tier[0].bytes_per_s == same.tier[0].bytes_per_s);
     assert_true(unlimited.io_overlap == same.io_overlap);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_largest_fits),
-        cmocka_unit_test(test_nonsense_is_named),
-        cmocka_unit_test(test_bad_text),
-        cmocka_unit_test(test_comments_and_blanks),
-        cmocka_unit_test(test_flipped_bytes),
-        cmocka_unit_test(test_check),
-        cmocka_unit_test(test_costs),
-        cmocka_unit_test(test_costs_of_reading_and_of_the_bus),
-        cmocka_unit_test(test_costs_of_packed_records),
-        cmocka_unit_test(test_corrections_have_their_costs),
-        cmocka_unit_test(test_streamed_weights_make_recomputation_dear),
-        cmocka_unit_test(test_builtin),
-        cmocka_unit_test(test_balance_points),
-        cmocka_unit_test(test_shared_and_throttled),
-        cmocka_unit_test(test_a_throttle_is_the_speed_of_an_unmeasured_store),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

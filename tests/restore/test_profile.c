@@ -52,7 +52,7 @@ static void begin(struct stack *k, struct platform *p)
     profile_begin(p, k->model, &f);
 }
 
-static void comes_back(void **state)
+TEST(comes_back)
 {
     struct stack k;
     struct platform expected, p, q;
@@ -91,7 +91,7 @@ static void refuse(const struct platform *p, const struct platform *expected,
         fail_msg("expected '%s', got %d: %s", word, rc, err.msg);
 }
 
-static void others_are_refused(void **state)
+TEST(others_are_refused)
 {
     struct stack k;
     struct platform expected, p;
@@ -123,7 +123,7 @@ static void others_are_refused(void **state)
     stack_close(&k);
 }
 
-static void nonsense_is_refused(void **state)
+TEST(nonsense_is_refused)
 {
     struct stack k;
     struct platform expected, p;
@@ -146,7 +146,7 @@ static void nonsense_is_refused(void **state)
 
 /* A profile that is cut at any byte, or has random bytes, is refused. Only if nothing but the end
  * of its line is missing does it load unchanged. */
-static void torn_files_are_refused(void **state)
+TEST(torn_files_are_refused)
 {
     struct stack k;
     struct platform expected, p, q;
@@ -167,7 +167,7 @@ static void torn_files_are_refused(void **state)
 }
 
 /* A profile names the machine and the model, and the costs of both are unknown. */
-static void a_profile_begins_with_its_names(void **state)
+TEST(a_profile_begins_with_its_names)
 {
     struct stack k;
     struct platform p, blank;
@@ -206,7 +206,7 @@ static void a_profile_begins_with_its_names(void **state)
     stack_close(&k);
 }
 
-static void a_shape_is_the_models(void **state)
+TEST(a_shape_is_the_models)
 {
     struct model_config c = {.n_layers = 1,
                              .n_embd = 2,
@@ -229,7 +229,7 @@ static void a_shape_is_the_models(void **state)
 }
 
 /* A profile measured with less than three quarters of the processors is a disturbed one. */
-static void a_disturbed_profile_is_known_by_its_share(void **state)
+TEST(a_disturbed_profile_is_known_by_its_share)
 {
     static const struct {
         double share;
@@ -242,7 +242,7 @@ static void a_disturbed_profile_is_known_by_its_share(void **state)
 }
 
 /* Each model has a profile of its own, which only its owner may read. */
-static void a_profile_has_its_place(void **state)
+TEST(a_profile_has_its_place)
 {
     struct sha256 f = {{0x12, 0x34, 0, 0, 0, 0, 0, 0x56, 0x78}};
     struct stack k;
@@ -263,7 +263,7 @@ static void a_profile_has_its_place(void **state)
 
 /* --- measuring -------------------------------------------------------------------------------- */
 
-static void compute_costs_are_sane(void **state)
+TEST(compute_costs_are_sane)
 {
     static const int ctx[] = {8, 64, 1024, 2048};
     for (int i = 0; i < 4; i++) {
@@ -309,7 +309,7 @@ static int matmul_fails(struct stream *s, struct mat c, struct mat a,
 
 /* A product that fails ends the measurement with its error, both for the first sample of a layer
  * and for a much later sample. */
-static void a_failed_sample_ends_the_measurement(void **state)
+TEST(a_failed_sample_ends_the_measurement)
 {
     static const int n_good[] = {0, 1, 5, 20};
     struct stack k;
@@ -341,7 +341,7 @@ static void a_failed_sample_ends_the_measurement(void **state)
 
 /* The store's speed is measured with any records that exist: without those of layer 0, in a model
  * of a single layer, or with records that cannot be read. */
-static void io_is_measured_on_what_exists(void **state)
+TEST(io_is_measured_on_what_exists)
 {
     static const char *const saves[] = {"both", "kv", "hidden", "-KKK", "---H", "-H-K"};
     int32_t prompt[201];
@@ -389,7 +389,7 @@ static void io_is_measured_on_what_exists(void **state)
 }
 
 /* An empty store is measured with temporary records. None of them is left. */
-static void an_empty_device_is_measured(void **state)
+TEST(an_empty_device_is_measured)
 {
     for (int i = 0; i < 3; i++) {
         struct stack k;
@@ -435,7 +435,7 @@ static void an_empty_device_is_measured(void **state)
 /* The simulated disk spends half of a read's time in the submission and half in the wait. A read
  * takes 10 ms. A quick device takes 949 samples; here there is time for fewer, and on a slow
  * machine for fewer still. */
-static void a_slow_device_takes_few_samples(void **state)
+TEST(a_slow_device_takes_few_samples)
 {
     struct stack k;
     struct platform p;
@@ -467,7 +467,7 @@ static void a_slow_device_takes_few_samples(void **state)
 }
 
 /* A full device gives an error with the device's place. Temporary data is removed. */
-static void a_full_device_cannot_be_measured(void **state)
+TEST(a_full_device_cannot_be_measured)
 {
     struct stack k;
     struct profile_scratch *scratch;
@@ -482,7 +482,7 @@ static void a_full_device_cannot_be_measured(void **state)
 }
 
 /* A restore without a profile measures the store first and then restores. */
-static void a_restore_measures_first(void **state)
+TEST(a_restore_measures_first)
 {
     int32_t prompt[201];
     struct stack k;
@@ -501,7 +501,7 @@ static void a_restore_measures_first(void **state)
 }
 
 /* The profile claims that the store and GEMM are 1000 times too fast; restores correct it. */
-static void a_restore_corrects_the_profile(void **state)
+TEST(a_restore_corrects_the_profile)
 {
     int32_t prompt[1001];
     struct stack k;
@@ -583,7 +583,7 @@ static void check_profile_of_another_process(const char *model)
     tempdir_remove(store);
 }
 
-static void a_profile_of_another_process_is_checked(void **state)
+TEST(a_profile_of_another_process_is_checked)
 {
     check_profile_of_another_process("synth:tiny-mha");
     check_profile_of_another_process("synth:tiny-hybrid"); /* by replays */
@@ -591,24 +591,5 @@ static void a_profile_of_another_process_is_checked(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(comes_back),
-        cmocka_unit_test(others_are_refused),
-        cmocka_unit_test(nonsense_is_refused),
-        cmocka_unit_test(torn_files_are_refused),
-        cmocka_unit_test(a_profile_begins_with_its_names),
-        cmocka_unit_test(a_shape_is_the_models),
-        cmocka_unit_test(a_disturbed_profile_is_known_by_its_share),
-        cmocka_unit_test(a_profile_has_its_place),
-        cmocka_unit_test(compute_costs_are_sane),
-        cmocka_unit_test(a_failed_sample_ends_the_measurement),
-        cmocka_unit_test(io_is_measured_on_what_exists),
-        cmocka_unit_test(an_empty_device_is_measured),
-        cmocka_unit_test(a_slow_device_takes_few_samples),
-        cmocka_unit_test(a_full_device_cannot_be_measured),
-        cmocka_unit_test(a_restore_measures_first),
-        cmocka_unit_test(a_restore_corrects_the_profile),
-        cmocka_unit_test(a_profile_of_another_process_is_checked),
-    };
-    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+    return unit_run(make_dir, remove_dir);
 }

@@ -220,7 +220,7 @@ enum { LAYER_PRODUCTS = 5, PROJECTION_PRODUCTS = 1 };
 
 /* A profile finds the time of a row, of a call and of a key, whatever the model's context and the
  * batch are. A pause in every second run changes nothing, since the fastest run counts. */
-static void curves_have_the_times_of_the_operations(void **state)
+TEST(curves_have_the_times_of_the_operations)
 {
     static const struct {
         int context, rows;
@@ -259,7 +259,7 @@ static void curves_have_the_times_of_the_operations(void **state)
 
 /* A context that is shorter than a batch has one sample of a layer, or none far from its
  * beginning. */
-static void short_contexts_have_few_samples(void **state)
+TEST(short_contexts_have_few_samples)
 {
     for (int context = 40; context <= 100; context += 60) {
         open_with(context, 512);
@@ -288,7 +288,7 @@ static void short_contexts_have_few_samples(void **state)
 
 /* A sample is repeated for 12 ms, or for 50 ms in a full profile: at least twice, and at most 50
  * times. While other work takes the processors away, it is repeated for five times as long. */
-static void samples_take_their_time(void **state)
+TEST(samples_take_their_time)
 {
     static const struct {
         double share;
@@ -310,7 +310,7 @@ static void samples_take_their_time(void **state)
 }
 
 /* The profile has the least share that a layer or a projection had. */
-static void the_least_share_of_the_processors_counts(void **state)
+TEST(the_least_share_of_the_processors_counts)
 {
     static const double shares[][2] = {{0.6, 0.9}, {0.9, 0.6}};
     for (int i = 0; i < 2; i++) {
@@ -323,7 +323,7 @@ static void the_least_share_of_the_processors_counts(void **state)
 }
 
 /* An operation that fails ends the measurement with its code. */
-static void a_failure_ends_the_measurement(void **state)
+TEST(a_failure_ends_the_measurement)
 {
     static const int n_good[] = {0, 1, 30};
     for (int op = MATMUL; op <= LOAD; op++) {
@@ -350,7 +350,7 @@ static void a_failure_ends_the_measurement(void **state)
 /* --- loading ---------------------------------------------------------------------------------- */
 
 /* 256 records of 32 KiB are loaded: more than the caches hold. */
-static void loading_takes_many_records(void **state)
+TEST(loading_takes_many_records)
 {
     open_with(4096, 512);
     (void)compute(PROFILE_QUICK);
@@ -363,7 +363,7 @@ static void loading_takes_many_records(void **state)
 
 /* --- memory ----------------------------------------------------------------------------------- */
 
-static void the_memory_of_a_profile_is_counted(void **state)
+TEST(the_memory_of_a_profile_is_counted)
 {
     static const struct {
         int max_rows, n_blocks;
@@ -423,7 +423,7 @@ static struct platform_tier tier_of(const struct profile_source *from,
 }
 
 /* On a disk that takes time for bytes alone, a tier has the disk's speed. */
-static void a_tier_has_the_speed_of_its_disk(void **state)
+TEST(a_tier_has_the_speed_of_its_disk)
 {
     open_with(1024, 512);
     struct profile_source from = open_scratch(1000000000);
@@ -443,7 +443,7 @@ static void a_tier_has_the_speed_of_its_disk(void **state)
 }
 
 /* A sample of a slow disk ends after 100 ms, and the measurement after 3 s. */
-static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
+TEST(a_slow_disk_is_measured_for_a_bounded_time)
 {
     open_with(1024, 512);
     /* a record takes 33 or 66 ms */
@@ -464,7 +464,7 @@ static void a_slow_disk_is_measured_for_a_bounded_time(void **state)
 
 /* Reads from a store in memory move no bytes, so they and the compute do not disturb each other,
  * and nothing is measured. */
-static void reading_in_place_disturbs_nothing(void **state)
+TEST(reading_in_place_disturbs_nothing)
 {
     struct platform p = {.io_overlap = 7, .comp_overlap = 8};
     struct err err = {0};
@@ -485,7 +485,7 @@ static void reading_in_place_disturbs_nothing(void **state)
 }
 
 /* Without records of a kind the other kind is measured. */
-static void a_chain_of_one_kind_is_measured(void **state)
+TEST(a_chain_of_one_kind_is_measured)
 {
     open_with(1024, 512);
     struct profile_source from = open_scratch(1000000000);
@@ -513,7 +513,7 @@ static void a_chain_of_one_kind_is_measured(void **state)
 
 /* Copies to a device with memory of its own are measured on at most 16 MiB, several at a time. On a
  * clock that stands still they take one nanosecond together. */
-static void copies_are_measured_together(void **state)
+TEST(copies_are_measured_together)
 {
     static const struct {
         size_t bytes, copied;
@@ -547,7 +547,7 @@ static void copies_are_measured_together(void **state)
 /* --- the scratch store ------------------------------------------------------------------------ */
 
 /* A model whose records are so large that only some layers of a few chunks fit. */
-static void a_large_model_fills_the_scratch_store_with_few_layers(void **state)
+TEST(a_large_model_fills_the_scratch_store_with_few_layers)
 {
     static const struct {
         int n_embd, n_kv, n_layers, n_chunks;
@@ -574,7 +574,7 @@ static void a_large_model_fills_the_scratch_store_with_few_layers(void **state)
 }
 
 /* Writing to a slow device ends after ten seconds, with at least four chunks. */
-static void filling_a_slow_device_ends(void **state)
+TEST(filling_a_slow_device_ends)
 {
     static const struct {
         uint64_t write_bytes_per_s;
@@ -593,25 +593,4 @@ static void filling_a_slow_device_ends(void **state)
         close_scratch();
     }
     close_all();
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(curves_have_the_times_of_the_operations),
-        cmocka_unit_test(short_contexts_have_few_samples),
-        cmocka_unit_test(samples_take_their_time),
-        cmocka_unit_test(the_least_share_of_the_processors_counts),
-        cmocka_unit_test(a_failure_ends_the_measurement),
-        cmocka_unit_test(loading_takes_many_records),
-        cmocka_unit_test(the_memory_of_a_profile_is_counted),
-        cmocka_unit_test(a_tier_has_the_speed_of_its_disk),
-        cmocka_unit_test(a_slow_disk_is_measured_for_a_bounded_time),
-        cmocka_unit_test(reading_in_place_disturbs_nothing),
-        cmocka_unit_test(a_chain_of_one_kind_is_measured),
-        cmocka_unit_test(copies_are_measured_together),
-        cmocka_unit_test(a_large_model_fills_the_scratch_store_with_few_layers),
-        cmocka_unit_test(filling_a_slow_device_ends),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }
