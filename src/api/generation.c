@@ -621,7 +621,10 @@ int generation_answer(struct generation *g, struct json **answer, struct fault *
 
 static void stream_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
-    g->dialect->fault(g, f, out);
+    if (g->dialect->fault != NULL)
+        g->dialect->fault(g, f, out);
+    else
+        sse_json(out, fault_json(f));
     g->is_over = true;
     generation_cancel(g);
 }
@@ -712,7 +715,8 @@ void generation_stream(struct generation *g, struct textbuf *out)
         stream_fault(g, &f, out);
         return;
     }
-    g->dialect->close(g, out);
+    if (g->dialect->close != NULL)
+        g->dialect->close(g, out);
     g->is_over = true;
 }
 

@@ -31,6 +31,7 @@ struct dialect {
     /* Writes how much of the prompt is done (choice.n_progress). */
     void (*progress)(struct generation *g, struct choice *ch, struct textbuf *out);
     void (*close)(struct generation *g, struct textbuf *out);
+    /* Writes a fault; NULL: as an event in the form of OpenAI's APIs. */
     void (*fault)(struct generation *g, const struct fault *f, struct textbuf *out);
     bool lines; /* a stream is lines of JSON; false: server-sent events */
     /* Makes the answer durable. Called when every choice has ended well, and before the client

@@ -713,15 +713,8 @@ static void close_stream(struct generation *g, struct textbuf *out)
     sse_done(out);
 }
 
-static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
-{
-    (void)g;
-    sse_json(out, fault_json(f));
-}
-
 const struct dialect shape_completions = {.answer = answer,
                                           .progress = progress,
                                           .piece = piece,
                                           .end = end,
-                                          .close = close_stream,
-                                          .fault = tell_fault};
+                                          .close = close_stream};

@@ -204,24 +204,8 @@ static void end(struct generation *g, struct choice *ch, struct textbuf *out)
     sse_json(out, only(o, g->params.response_fields));
 }
 
-static void close_stream(struct generation *g, struct textbuf *out)
-{
-    (void)g;
-    (void)out;
-}
-
-static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
-{
-    (void)g;
-    sse_json(out, fault_json(f));
-}
-
-static const struct dialect llama = {.answer = answer,
-                                     .piece = piece,
-                                     .progress = progress,
-                                     .end = end,
-                                     .close = close_stream,
-                                     .fault = tell_fault};
+static const struct dialect llama = {
+    .answer = answer, .piece = piece, .progress = progress, .end = end};
 
 /* --- completions ------------------------------------------------------------------------------ */
 

@@ -265,12 +265,6 @@ static void end(struct generation *g, struct choice *ch, struct textbuf *out)
     add_line(out, o);
 }
 
-static void close_stream(struct generation *g, struct textbuf *out)
-{
-    (void)g;
-    (void)out;
-}
-
 static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
     (void)g;
@@ -279,8 +273,7 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
 
 #define DIALECT                                                                            \
     {                                                                                      \
-        .answer = answer, .piece = piece, .end = end, .close = close_stream,               \
-        .fault = tell_fault, .lines = true                                                 \
+        .answer = answer, .piece = piece, .end = end, .fault = tell_fault, .lines = true   \
     }
 const struct dialect ollama_chat = DIALECT, ollama_text = DIALECT;
 

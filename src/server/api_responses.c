@@ -794,44 +794,38 @@ static void put_parsed(struct json *o, const char *key, const char *text)
         json_put_null(o, key);
 }
 
-static void get(struct call *c, const struct turn *t)
+static int get(struct call *c, const struct turn *t, struct fault *f)
 {
     struct json *o = NULL;
     struct err err = {0};
-    struct fault f;
     const char *stream = call_query(c, "stream");
-    if (stream != NULL && strcmp(stream, "true") == 0) {
-        fault_set(
-            &f, 400, "unsupported_parameter", "stream",
+    if (stream != NULL && strcmp(stream, "true") == 0)
+        return fault_set(
+            f, 400, "unsupported_parameter", "stream",
             "a stored response cannot be streamed again: ask for it without 'stream'");
-        call_fault(c, &f);
-    } else if (json_parse(&o, t->answer, strlen(t->answer), t->name, &err) != 0) {
-        fault_set(&f, 500, NULL, NULL, "%s", err.msg);
-        call_fault(c, &f);
-    } else {
-        put_parsed(o, "output", t->output);
-        call_json(c, 200, o);
-    }
+    if (json_parse(&o, t->answer, strlen(t->answer), t->name, &err) != 0)
+        return fault_set(f, 500, NULL, NULL, "%s", err.msg);
+    put_parsed(o, "output", t->output);
+    call_json(c, 200, o);
+    return 0;
 }
 
-static void get_input_items(struct call *c, const struct turn *t)
+static int get_input_items(struct call *c, const struct turn *t, struct fault *f)
 {
     struct json *items = NULL, *o = NULL;
-    struct fault f;
     struct items_page page;
-    int rc = keep_page(c, 20, &page, &f);
+    int rc = keep_page(c, 20, &page, f);
     if (rc == 0 && json_parse(&items, t->input, strlen(t->input), t->name, NULL) != 0)
-        rc = fault_set(&f, 500, NULL, NULL, "the input of %s cannot be read", t->name);
+        rc = fault_set(f, 500, NULL, NULL, "the input of %s cannot be read", t->name);
     if (rc == 0)
-        rc = items_list(items, &page, &o, &f);
+        rc = items_list(items, &page, &o, f);
     if (rc == 0)
         call_json(c, 200, o);
-    else
-        call_fault(c, &f);
     json_free(items);
+    return rc;
 }
 
-static void get_restoration(struct call *c, const struct turn *t)
+static int get_restoration(struct call *c, const struct turn *t)
 {
     struct json *o = NULL;
     if (t->restoration == NULL ||
@@ -840,19 +834,35 @@ static void get_restoration(struct call *c, const struct turn *t)
     json_put_string(o, "id", t->name);
     json_put_string(o, "object", "response.restoration");
     call_json(c, 200, o);
+    return 0;
 }
 
-static void delete (struct call *c, const char *id)
+static int delete_response(struct call *c, const char *id, struct fault *f)
 {
     struct err err = {0};
-    struct fault f;
     struct erased gone;
-    if (turn_delete(c->s->conversations, call_tenant(c), id, &gone, &err) != 0) {
-        keep_fault(&err, &f);
-        call_fault(c, &f);
-        return;
-    }
+    if (turn_delete(c->s->conversations, call_tenant(c), id, &gone, &err) != 0)
+        return keep_fault(&err, f);
     call_json(c, 200, keep_deleted(c, id, "response", &gone));
+    return 0;
+}
+
+/* rest: the path behind the id. */
+static int answer_path(struct call *c, const struct turn *t, const char *rest,
+                       struct fault *f)
+{
+    if (strcmp(c->route->method, "GET") == 0 && rest[0] == 0)
+        return get(c, t, f);
+    if (strcmp(rest, "input_items") == 0)
+        return get_input_items(c, t, f);
+    if (strcmp(rest, "restoration") == 0)
+        return get_restoration(c, t);
+    if (rest[0] == 0)
+        return delete_response(c, c->tail, f);
+    return fault_set(
+        f, 400, "unsupported_value", NULL,
+        "only a response that is made in the background can be cancelled: close "
+        "the connection instead");
 }
 
 void api_response(struct call *c)
@@ -861,27 +871,12 @@ void api_response(struct call *c)
     struct fault f;
     struct turn *t = NULL;
     const char *rest = keep_split(c->tail);
-    int rc = 0;
-    if (c->s->conversations == NULL)
-        rc = keep_none(&f);
-    else if (turn_find(c->s->conversations, call_tenant(c), c->tail, &t, &err) != 0)
+    int rc = c->s->conversations == NULL ? keep_none(&f) : 0;
+    if (rc == 0 && turn_find(c->s->conversations, call_tenant(c), c->tail, &t, &err) != 0)
         rc = keep_fault(&err, &f);
-    bool is_get = strcmp(c->route->method, "GET") == 0;
+    if (rc == 0)
+        rc = answer_path(c, t, rest, &f);
     if (rc != 0)
         call_fault(c, &f);
-    else if (is_get && rest[0] == 0)
-        get(c, t);
-    else if (strcmp(rest, "input_items") == 0)
-        get_input_items(c, t);
-    else if (strcmp(rest, "restoration") == 0)
-        get_restoration(c, t);
-    else if (rest[0] == 0)
-        delete (c, c->tail);
-    else {
-        fault_set(&f, 400, "unsupported_value", NULL,
-                  "only a response that is made in the background can be cancelled: close "
-                  "the connection instead");
-        call_fault(c, &f);
-    }
     turn_free(t);
 }
