@@ -456,6 +456,16 @@ __attribute__((unused)) static void direct_stream(const struct quant_tile *t)
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
+/* Calls F with a constant type whose widened blocks are like those of t. Those of q8, iq4_nl and
+ * iq4_xs are alike. */
+#define OF_WIDENED(t, F, ...)                                                              \
+    ((t) == DTYPE_Q4_0    ? F(DTYPE_Q4_0, __VA_ARGS__)                                     \
+     : (t) == DTYPE_Q4_1  ? F(DTYPE_Q4_1, __VA_ARGS__)                                     \
+     : (t) == DTYPE_Q4_K  ? F(DTYPE_Q4_K, __VA_ARGS__)                                     \
+     : (t) == DTYPE_Q6_K  ? F(DTYPE_Q6_K, __VA_ARGS__)                                     \
+     : (t) == DTYPE_MXFP4 ? F(DTYPE_MXFP4, __VA_ARGS__)                                    \
+                          : F(DTYPE_Q8, __VA_ARGS__))
+
 /* Sets m to the t of each column, two blocks in a word, and to -M / 8, `f_step` floats apart. */
 INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
 {
@@ -514,22 +524,12 @@ INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
 static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,
                       size_t step, float *d, float *m, size_t f_step)
 {
-    if (t == DTYPE_Q8)
-        widen_panel(DTYPE_Q8, from, n_blocks, w, step, d, m, f_step);
-    else if (t == DTYPE_Q4_0)
-        widen_panel(DTYPE_Q4_0, from, n_blocks, w, step, d, m, f_step);
-    else if (t == DTYPE_Q4_1)
-        widen_panel(DTYPE_Q4_1, from, n_blocks, w, step, d, m, f_step);
-    else if (t == DTYPE_Q6_K)
-        widen_panel(DTYPE_Q6_K, from, n_blocks, w, step, d, m, f_step);
-    else if (t == DTYPE_MXFP4)
-        widen_panel(DTYPE_MXFP4, from, n_blocks, w, step, d, m, f_step);
-    else if (t == DTYPE_IQ4_NL)
+    if (t == DTYPE_IQ4_NL)
         widen_panel(DTYPE_IQ4_NL, from, n_blocks, w, step, d, m, f_step);
     else if (t == DTYPE_IQ4_XS)
         widen_panel(DTYPE_IQ4_XS, from, n_blocks, w, step, d, m, f_step);
     else
-        widen_panel(DTYPE_Q4_K, from, n_blocks, w, step, d, m, f_step);
+        OF_WIDENED(t, widen_panel, from, n_blocks, w, step, d, m, f_step);
 }
 
 #endif

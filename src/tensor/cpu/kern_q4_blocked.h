@@ -125,7 +125,7 @@ INLINE void micro_block(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro 
     }
 }
 
-INLINE void micro_blocks(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *m,
+INLINE void micro_blocks(enum dtype t, v16 (*acc)[Q4_PANELS], const struct micro *m,
                          int n_rows)
 {
     const int n_panels = Q4_PANELS;
@@ -151,18 +151,7 @@ INLINE void micro_rows(const struct micro *m, int n_rows)
     const int n_panels = Q4_PANELS;
     v16 acc[Q4_ROWS][Q4_PANELS];
     EACH_ROW EACH_PANEL acc[r][j] = v_zero();
-    if (m->dtype == DTYPE_Q6_K)
-        micro_blocks(acc, DTYPE_Q6_K, m, n_rows);
-    else if (m->dtype == DTYPE_Q4_0)
-        micro_blocks(acc, DTYPE_Q4_0, m, n_rows);
-    else if (has_bytes(m->dtype)) /* widened blocks of q8, iq4_nl and iq4_xs are alike */
-        micro_blocks(acc, DTYPE_Q8, m, n_rows);
-    else if (m->dtype == DTYPE_MXFP4)
-        micro_blocks(acc, DTYPE_MXFP4, m, n_rows);
-    else if (m->dtype == DTYPE_Q4_K)
-        micro_blocks(acc, DTYPE_Q4_K, m, n_rows);
-    else
-        micro_blocks(acc, DTYPE_Q4_1, m, n_rows);
+    OF_WIDENED(m->dtype, micro_blocks, acc, m, n_rows);
     micro_store(m, acc, n_rows);
 }
 

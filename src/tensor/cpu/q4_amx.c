@@ -39,8 +39,7 @@ struct panel {
  * blocks. */
 struct scratch {
     struct panel panel[GROUP];
-    int32_t even[STRIP][PANEL], odd[STRIP][PANEL];
-    int32_t even_high[STRIP][PANEL], odd_high[STRIP][PANEL];
+    int32_t sums[2][STRIP][PANEL], high[2][STRIP][PANEL]; /* of even blocks, of odd ones */
 };
 _Static_assert(sizeof(struct scratch) <= QUANT_SCRATCH, "scratch of a thread");
 
@@ -81,35 +80,6 @@ INLINE void strip_add(v16 acc[STRIP], enum dtype t, const int32_t (*sums)[PANEL]
     }
 }
 
-/* Adds the k-block's sums of one strip of rows by one panel to acc [16].  The sums of a block are
- * added while the next one is multiplied, because a tile's result takes some 50 cycles. */
-INLINE void strip_sums(v16 acc[STRIP], enum dtype t, struct scratch *s,
-                       const struct panel *p, const uint8_t *x, int n_blocks)
-{
-    const float *f = (const float *)(const void *)x;
-    const uint8_t *w = p->w[0][0];
-    tiles_multiply_0(s->even, x, w);
-    for (int b = 1; b < n_blocks; b += 2) {
-        tiles_multiply_1(s->odd, x + b * Q4_BLOCK, w + b * Q4_BLOCK * PANEL);
-        strip_add(acc, t, s->even, p, f, b - 1);
-        if (b + 1 < n_blocks)
-            tiles_multiply_0(s->even, x + (b + 1) * Q4_BLOCK,
-                             w + (b + 1) * Q4_BLOCK * PANEL);
-        strip_add(acc, t, s->odd, p, f, b);
-    }
-    if (n_blocks % 2 == 1)
-        strip_add(acc, t, s->even, p, f, n_blocks - 1);
-}
-
-/* Computes the sums of the two halves of block b. */
-INLINE void halves_multiply(int32_t (*low)[PANEL], int32_t (*high)[PANEL], const uint8_t *x,
-                            const uint8_t *w, int b)
-{
-    const uint8_t *at = w + b * Q4_BLOCK * PANEL;
-    tiles_multiply_0(low, x + b * Q4_BLOCK, at);
-    tiles_multiply_1(high, x + b * Q4_BLOCK + 16, at + 16 * PANEL);
-}
-
 /* Returns the bits of the sum of x (q - 32) over half a block. */
 INLINE v16 half_add(const int32_t *sums, const float *h)
 {
@@ -131,20 +101,46 @@ INLINE void strip_add6(v16 acc[STRIP], const int32_t (*low)[PANEL],
     }
 }
 
-/* Like strip_sums, for q6_k, whose k-blocks are always whole. */
-INLINE void strip_sums6(v16 acc[STRIP], struct scratch *s, const struct panel *p,
-                        const uint8_t *x)
+/* Computes the sums of block b; of q6_k those of its halves.  odd: b % 2, a constant. */
+INLINE void block_multiply(enum dtype t, struct scratch *s, int odd, const uint8_t *x,
+                           const uint8_t *w, int b)
+{
+    x += b * Q4_BLOCK;
+    w += b * Q4_BLOCK * PANEL;
+    if (odd && t != DTYPE_Q6_K)
+        tiles_multiply_1(s->sums[1], x, w);
+    else
+        tiles_multiply_0(s->sums[odd], x, w);
+    if (t == DTYPE_Q6_K)
+        tiles_multiply_1(s->high[odd], x + 16, w + 16 * PANEL);
+}
+
+INLINE void block_add(enum dtype t, v16 acc[STRIP], const struct scratch *s, int odd,
+                      const struct panel *p, const float *f, int b)
+{
+    if (t == DTYPE_Q6_K)
+        strip_add6(acc, s->sums[odd], s->high[odd], p, f, b);
+    else
+        strip_add(acc, t, s->sums[odd], p, f, b);
+}
+
+/* Adds the k-block's sums of one strip of rows by one panel to acc [16].  The sums of a block are
+ * added while the next one is multiplied, because a tile's result takes some 50 cycles. */
+INLINE void strip_sums(enum dtype t, v16 acc[STRIP], struct scratch *s,
+                       const struct panel *p, const uint8_t *x, int n_blocks)
 {
     const float *f = (const float *)(const void *)x;
     const uint8_t *w = p->w[0][0];
-    halves_multiply(s->even, s->even_high, x, w, 0);
-    for (int b = 1; b < QUANT_PER_K_BLOCK; b += 2) {
-        halves_multiply(s->odd, s->odd_high, x, w, b);
-        strip_add6(acc, s->even, s->even_high, p, f, b - 1);
-        if (b + 1 < QUANT_PER_K_BLOCK)
-            halves_multiply(s->even, s->even_high, x, w, b + 1);
-        strip_add6(acc, s->odd, s->odd_high, p, f, b);
+    block_multiply(t, s, 0, x, w, 0);
+    for (int b = 1; b < n_blocks; b += 2) {
+        block_multiply(t, s, 1, x, w, b);
+        block_add(t, acc, s, 0, p, f, b - 1);
+        if (b + 1 < n_blocks)
+            block_multiply(t, s, 0, x, w, b + 1);
+        block_add(t, acc, s, 1, p, f, b);
     }
+    if (n_blocks % 2 == 1)
+        block_add(t, acc, s, 0, p, f, n_blocks - 1);
 }
 
 /* Multiplies rows [r0, r0 + n) by one panel, and adds this k-block's sums to those in C. */
@@ -166,18 +162,7 @@ static void strip(const struct quant_tile *t, struct scratch *s, int64_t k, int 
     }
     const uint8_t *x = (const uint8_t *)(t->x + k * t->x_rows + (int64_t)r0 * KB);
     int n_blocks = quant_blocks_at(k, t->k);
-    if (t->dtype == DTYPE_Q6_K)
-        strip_sums6(sums, s, &s->panel[panel % GROUP], x);
-    else if (t->dtype == DTYPE_Q4_0)
-        strip_sums(sums, DTYPE_Q4_0, s, &s->panel[panel % GROUP], x, n_blocks);
-    else if (has_bytes(t->dtype)) /* widened blocks of q8, iq4_nl and iq4_xs are alike */
-        strip_sums(sums, DTYPE_Q8, s, &s->panel[panel % GROUP], x, n_blocks);
-    else if (t->dtype == DTYPE_MXFP4)
-        strip_sums(sums, DTYPE_MXFP4, s, &s->panel[panel % GROUP], x, n_blocks);
-    else if (t->dtype == DTYPE_Q4_K)
-        strip_sums(sums, DTYPE_Q4_K, s, &s->panel[panel % GROUP], x, n_blocks);
-    else
-        strip_sums(sums, DTYPE_Q4_1, s, &s->panel[panel % GROUP], x, n_blocks);
+    OF_WIDENED(t->dtype, strip_sums, sums, s, &s->panel[panel % GROUP], x, n_blocks);
     _Pragma("GCC unroll 16") for (int r = 0; r < STRIP; r++)
     {
         const float *f = (const float *)(const void *)(x + r * Q4_ROW_BYTES);
