@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include "tests/unit.h"
-#include "base/mem.h"
 
 bool shared_data(const char *name, char out[SHARED_PATH_BYTES])
 {
@@ -16,23 +15,15 @@ bool shared_data(const char *name, char out[SHARED_PATH_BYTES])
     return access(out, R_OK) == 0;
 }
 
-int run_with_shared_data(const struct CMUnitTest *tests, size_t n,
-                         const struct CMUnitTest *extra, size_t n_extra,
-                         const char *const *names)
+bool shared_data_has(const char *names, const char *test)
 {
-    char path[SHARED_PATH_BYTES];
-    for (int i = 0; names[i] != NULL && n_extra > 0; i++) {
-        if (shared_data(names[i], path))
+    char name[200], path[SHARED_PATH_BYTES];
+    for (size_t n; (n = strcspn(names, " ")) > 0; names += n + (names[n] == ' ')) {
+        snprintf(name, sizeof name, "%.*s", (int)n, names);
+        if (shared_data(name, path))
             continue;
-        print_message("%s is not here: %zu comparisons with real data are left out\n", path,
-                      n_extra);
-        n_extra = 0;
+        print_message("%s is not here: %s is left out\n", path, test);
+        return false;
     }
-    struct CMUnitTest *all = xcalloc(n + n_extra, sizeof *all);
-    memcpy(all, tests, n * sizeof *all);
-    if (n_extra > 0)
-        memcpy(all + n, extra, n_extra * sizeof *all);
-    int rc = _cmocka_run_group_tests("tests", all, n + n_extra, NULL, NULL);
-    free(all);
-    return rc;
+    return true;
 }

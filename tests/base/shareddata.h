@@ -8,17 +8,25 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-struct CMUnitTest;
+#include "tests/unit.h"
 
 enum { SHARED_PATH_BYTES = 4096 };
 
 /* Returns whether ../shared/NAME can be read; its path is in out either way. */
 bool shared_data(const char *name, char out[SHARED_PATH_BYTES]);
 
-/* Runs tests[0..n), and extra[0..n_extra) if all `names` (ended by NULL) are in ../shared.  Returns
- * the program's exit code. */
-int run_with_shared_data(const struct CMUnitTest *tests, size_t n,
-                         const struct CMUnitTest *extra, size_t n_extra,
-                         const char *const *names);
+/* Returns whether all `names`, with blanks between, are in ../shared; if not, says that the test is
+ * left out. */
+bool shared_data_has(const char *names, const char *test);
+
+/* Defines a test that is left out if `names` are not all in ../shared. */
+#define TEST_OF_SHARED(name, names)                                                        \
+    static void name(void **state);                                                        \
+    __attribute__((constructor)) static void unit_add_##name(void)                         \
+    {                                                                                      \
+        if (shared_data_has(names, #name))                                                 \
+            unit_add((struct CMUnitTest){#name, name, NULL, NULL, NULL}, __LINE__);        \
+    }                                                                                      \
+    static void name(void **state)
 
 #endif

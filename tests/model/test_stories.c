@@ -122,50 +122,32 @@ static void check_shared(const char *name, const char *device, int n_threads)
     check_model(dir, device, n_threads, 128, 1);
 }
 
-static void test_demo_ref(void **state)
+TEST(test_demo_ref)
 {
     check_model("models/demo", "ref", 2, 400, 0); /* ref is too slow for longer prompts */
 }
 
-static void test_demo_cpu(void **state)
+TEST(test_demo_cpu)
 {
     check_model("models/demo", "cpu", 2, 600, 1);
 }
 
-static void test_gqa_ref(void **state)
+TEST_OF_SHARED(test_gqa_ref, "models/stories260K")
 {
     check_shared("models/stories260K", "ref", 1);
 }
 
-static void test_mha_ref(void **state)
+TEST_OF_SHARED(test_mha_ref, "models/stories260K-mha")
 {
     check_shared("models/stories260K-mha", "ref", 2);
 }
 
-static void test_gqa_cpu(void **state)
+TEST_OF_SHARED(test_gqa_cpu, "models/stories260K")
 {
     check_shared("models/stories260K", "cpu", 2);
 }
 
-static void test_mha_cpu(void **state)
+TEST_OF_SHARED(test_mha_cpu, "models/stories260K-mha")
 {
     check_shared("models/stories260K-mha", "cpu", 1);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_demo_ref),
-        cmocka_unit_test(test_demo_cpu),
-    };
-    const struct CMUnitTest extra[] = {
-        cmocka_unit_test(test_gqa_ref),
-        cmocka_unit_test(test_mha_ref),
-        cmocka_unit_test(test_gqa_cpu),
-        cmocka_unit_test(test_mha_cpu),
-    };
-    static const char *const names[] = {"models/stories260K", "models/stories260K-mha",
-                                        NULL};
-    return run_with_shared_data(tests, sizeof tests / sizeof *tests, extra,
-                                sizeof extra / sizeof *extra, names);
 }

@@ -130,12 +130,12 @@ static void check_vectors(const char *dir)
     free(out);
 }
 
-static void test_vectors_gpt2(void **state)
+TEST_OF_SHARED(test_vectors_gpt2, "tokenizers")
 {
     check_vectors("gpt2");
 }
 
-static void test_vectors_qwen3(void **state)
+TEST_OF_SHARED(test_vectors_qwen3, "tokenizers")
 {
     check_vectors("qwen3");
 }
@@ -192,12 +192,12 @@ static void check_model(const char *dir, bool whole)
     free(bytes);
 }
 
-static void test_demo_model(void **state)
+TEST(test_demo_model)
 {
     check_model("models/demo", false);
 }
 
-static void test_stories(void **state)
+TEST_OF_SHARED(test_stories, "models/stories260K")
 {
     char *dir = shared_path("models/stories260K");
     check_model(dir, true);
@@ -227,7 +227,7 @@ static void check_long_text(const char *name, size_t want_n, uint64_t want_hash)
     tokenizer_close(t);
 }
 
-static void test_long_text(void **state)
+TEST_OF_SHARED(test_long_text, "tokenizers text/input.txt")
 {
     check_long_text("tokenizers/llama3", 301768, 0x1fd1074b2c0975a8u);
     check_long_text("tokenizers/qwen3", 301829, 0x9debc245196646c0u);
@@ -280,7 +280,7 @@ static void check_stream(const struct tokenizer *t, const int32_t *ids, size_t n
 
 /* Tokenizers that give back every text. Others are left out: those with NFC, which changes text,
  * and those that add a prefix space only sometimes. */
-static void test_round_trips(void **state)
+TEST(test_round_trips)
 {
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
                                        SMALL("falcon-like")};
@@ -304,7 +304,7 @@ static void test_round_trips(void **state)
 }
 
 /* Random ids make invalid text: the stream still gives exactly the bytes of the whole. */
-static void test_streams_of_random_ids(void **state)
+TEST(test_streams_of_random_ids)
 {
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("metaspace-like"),
                                        SMALL("qwen-like")};
@@ -340,7 +340,7 @@ static void test_streams_of_random_ids(void **state)
 
 /* --- special tokens and look-ups ---------------------------------------------------------- */
 
-static void test_special(void **state)
+TEST(test_special)
 {
     struct tokenizer *t = open_dir(SMALL("llama3-like"));
     const int32_t bos = tokenizer_bos(t), eot = tokenizer_find(t, "<|eot_id|>");
@@ -385,7 +385,7 @@ static void test_special(void **state)
 
 /* --- bad and long input ------------------------------------------------------------------- */
 
-static void test_invalid_utf8(void **state)
+TEST(test_invalid_utf8)
 {
     static const struct {
         const char *text;
@@ -415,7 +415,7 @@ static void test_invalid_utf8(void **state)
 
 /* Long runs of one character, which a backtracking expression or a quadratic merge would not
  * survive. */
-static void test_long_runs(void **state)
+TEST(test_long_runs)
 {
     static const char *const dirs[] = {SMALL("llama2-like"), SMALL("llama3-like"),
                                        SMALL("falcon-like")};
@@ -465,7 +465,7 @@ static void *race(void *arg)
     return NULL;
 }
 
-static void test_threads_share(void **state)
+TEST(test_threads_share)
 {
     struct tokenizer *t = open_dir(SMALL("qwen-like"));
     struct racer r[4];
@@ -494,7 +494,7 @@ static void expect_open_error(const char *dir, int code, const char *part)
 
 /* A vocabulary in OPT's form: vocab.json and merges.txt. tokenizer_config.json says which token is
  * put in front. */
-static void test_vocab_and_merges(void **state)
+TEST(test_vocab_and_merges)
 {
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
@@ -545,7 +545,7 @@ static void test_vocab_and_merges(void **state)
 }
 
 /* The vocabulary's first token may have no bytes. */
-static void test_empty_token(void **state)
+TEST(test_empty_token)
 {
     char dir[TEMPDIR_BYTES], *text;
     static const int32_t ids[] = {1, 0, 2, 0};
@@ -567,7 +567,7 @@ static void test_empty_token(void **state)
 
 /* A normalizer that doubles its text in every step: the text is refused, and a later text is
  * accepted. */
-static void test_replace_bomb(void **state)
+TEST(test_replace_bomb)
 {
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
@@ -669,7 +669,7 @@ static void expect_ids(struct tokenizer *t, const char *text, unsigned flags, in
 
 /* Tokens that only the added_tokens_decoder of tokenizer_config.json lists: new tokens, tokens of
  * the vocabulary, and other flags for known tokens. */
-static void test_listed_tokens(void **state)
+TEST(test_listed_tokens)
 {
     enum { FLAGS = TOKENIZER_PARSE_SPECIAL };
     static const struct {
@@ -747,7 +747,7 @@ static void test_listed_tokens(void **state)
 
 /* Special tokens that only tokenizer_config.json or special_tokens_map.json names get the next free
  * ids, in the reference's order. */
-static void test_named_tokens(void **state)
+TEST(test_named_tokens)
 {
     enum { UNK = 0 };
     static const char text[] = "<q><p><x><y><z><m>";
@@ -835,7 +835,7 @@ static void test_named_tokens(void **state)
 }
 
 /* The flags of named tokens; tokens that cannot be used as in the reference are refused. */
-static void test_named_flags(void **state)
+TEST(test_named_flags)
 {
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
@@ -892,7 +892,7 @@ static void test_named_flags(void **state)
 
 /* add_bos_token and add_eos_token act with vocab.json and merges.txt. With a tokenizer.json they
  * change nothing: its post-processor decides alone, even if the file has none. */
-static void test_switches(void **state)
+TEST(test_switches)
 {
     static const char *const switches[] = {
         "",
@@ -932,7 +932,7 @@ static void test_switches(void **state)
 }
 
 /* Faults that show only when the parts of a tokenizer are put together. */
-static void test_unsupported_parts(void **state)
+TEST(test_unsupported_parts)
 {
     static const struct {
         const char *more;
@@ -968,7 +968,7 @@ static void test_unsupported_parts(void **state)
 
 /* The EOS and added tokens that end a turn end an answer.  A text that means something else beside
  * other tokens does not.  generation_config.json names tokens that answers must not contain. */
-static void test_ends_and_suppressed_tokens(void **state)
+TEST(test_ends_and_suppressed_tokens)
 {
 #define BYTES                                                                              \
     "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "      \
@@ -1023,7 +1023,7 @@ static void test_ends_and_suppressed_tokens(void **state)
 
 /* SentencePiece's handling of spaces, as transformers 5.24 saves it for Mistral: normalizers with
  * regular expressions, which see each text between special tokens.  The ids are the reference's. */
-static void test_regular_expressions_that_replace(void **state)
+TEST(test_regular_expressions_that_replace)
 {
     static const char json[] =
         "{\"added_tokens\": [{\"id\": 6, \"content\": \"<s>\", \"single_word\": false, "
@@ -1078,37 +1078,4 @@ static void test_regular_expressions_that_replace(void **state)
     assert_int_equal(tokenizer_least_count(t, "a      a", 8), 0); /* spaces may vanish */
     tokenizer_close(t);
     tempdir_remove(dir);
-}
-
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_demo_model),
-        cmocka_unit_test(test_round_trips),
-        cmocka_unit_test(test_streams_of_random_ids),
-        cmocka_unit_test(test_special),
-        cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_long_runs),
-        cmocka_unit_test(test_threads_share),
-        cmocka_unit_test(test_vocab_and_merges),
-        cmocka_unit_test(test_empty_token),
-        cmocka_unit_test(test_replace_bomb),
-        cmocka_unit_test(test_listed_tokens),
-        cmocka_unit_test(test_named_tokens),
-        cmocka_unit_test(test_named_flags),
-        cmocka_unit_test(test_switches),
-        cmocka_unit_test(test_unsupported_parts),
-        cmocka_unit_test(test_ends_and_suppressed_tokens),
-        cmocka_unit_test(test_regular_expressions_that_replace),
-    };
-    const struct CMUnitTest extra[] = {
-        cmocka_unit_test(test_vectors_gpt2),
-        cmocka_unit_test(test_vectors_qwen3),
-        cmocka_unit_test(test_stories),
-        cmocka_unit_test(test_long_text),
-    };
-    static const char *const names[] = {"tokenizers", "text/input.txt",
-                                        "models/stories260K", NULL};
-    return run_with_shared_data(tests, sizeof tests / sizeof *tests, extra,
-                                sizeof extra / sizeof *extra, names);
 }
