@@ -61,11 +61,7 @@ static int erase_now(struct store *s, const struct sha256 *keys, int n, struct t
         pthread_mutex_unlock(&s->lock);
     }
     if (rc == 0)
-        rc = store_commit_run(s, STORE_COMMIT_PINS | STORE_COMMIT_RESERVE, err);
-    if (rc == 0)
-        rc = store_wipe(s, err);
-    if (rc == 0)
-        rc = store_wipe_remains(s, err);
+        rc = store_commit_wiped(s, STORE_COMMIT_PINS | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = store_fold_log(s, err);
     if (rc == 0)

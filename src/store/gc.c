@@ -121,13 +121,9 @@ int store_gc(struct store *s, uint64_t *freed_bytes, struct err *err)
         rc = orphans_free(s, err);
     pthread_mutex_unlock(&s->lock);
     if (rc == 0)
-        rc = store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
-    if (rc == 0)
-        rc = store_wipe(s, err);
-    /* Free space is wiped before the files are cut. So the cut, which holds the lock, finds nothing
-     * to overwrite. */
-    if (rc == 0)
-        rc = store_wipe_remains(s, err);
+        /* Free space is wiped before the files are cut. So the cut, which holds the lock, finds
+         * nothing to overwrite. */
+        rc = store_commit_wiped(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = files_trim(s, err);
     if (rc == 0)

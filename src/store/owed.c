@@ -287,11 +287,7 @@ int store_pay_owed(struct store *s, struct err *err)
     }
     rc = store_mark_remains(s, err);
     if (rc == 0)
-        rc = store_commit_run(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
-    if (rc == 0)
-        rc = store_wipe(s, err);
-    if (rc == 0)
-        rc = store_wipe_remains(s, err);
+        rc = store_commit_wiped(s, STORE_COMMIT_FRESH | STORE_COMMIT_RESERVE, err);
     if (rc == 0)
         rc = io_erase(s->home.io, path, err);
     if (rc == 0)

@@ -216,6 +216,8 @@ int store_mark_remains(struct store *s, struct err *err);
 /* Wipes the free space that may hold bytes of former extents, syncs it, and removes the durable
  * mark. */
 int store_wipe_remains(struct store *s, struct err *err);
+/* Commits, wipes the places that wait, then the remains. */
+int store_commit_wiped(struct store *s, unsigned what, struct err *err);
 /* Wipes the free space behind the used bytes of each segment, so that store_cut_files finds nothing
  * to overwrite. A failure is left to store_cut_files. */
 void store_wipe_tails(struct store *s);

@@ -394,6 +394,14 @@ void store_soil_all(struct store *s)
                 alloc_soil(&s->space.alloc[d], i);
 }
 
+int store_commit_wiped(struct store *s, unsigned what, struct err *err)
+{
+    int rc = store_commit_run(s, what, err);
+    if (rc == 0)
+        rc = store_wipe(s, err);
+    return rc == 0 ? store_wipe_remains(s, err) : rc;
+}
+
 void store_finish_erase(struct store *s)
 {
     struct err why = {0};
