@@ -133,71 +133,65 @@ static int read_batch(const struct json *body, struct shelf_batch *b, const char
     return read_metadata(body, b, f);
 }
 
-static void create(struct call *c, struct shelf *shelf)
+static int create(struct call *c, struct shelf *shelf, struct fault *f)
 {
-    struct fault f;
     struct err err = {0};
     const char *input;
     const struct json *body = call_body(c, 0);
     if (body == NULL)
-        return;
+        return 0; /* the fault was answered */
     struct shelf_batch *b = xcalloc(1, sizeof *b);
-    if (read_batch(body, b, &input, &f) != 0) {
-        call_fault(c, &f);
-    } else if (shelf_add_batch(shelf, call_tenant(c), input, b, &err) != 0) {
-        shelves_fault(c, &err);
-    } else {
+    int rc = read_batch(body, b, &input, f);
+    if (rc == 0 && shelf_add_batch(shelf, call_tenant(c), input, b, &err) != 0)
+        rc = shelves_fault(&err, f);
+    if (rc == 0) {
         runner_wake(c->s->runner);
         call_json(c, 200, batch_object(b));
     }
     free(b);
+    return rc;
 }
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-static void list_batches(struct call *c, struct shelf *shelf)
+static int list_batches(struct call *c, struct shelf *shelf, struct fault *f)
 {
     struct shelf_page page;
-    struct shelf_batch *batches = xcalloc(SHELVES_MAX_PAGE, sizeof *batches);
     bool has_more;
-    if (shelves_page(c, &page) == 0) {
-        struct json *data = json_new_array();
-        int n = shelf_list_batches(shelf, &page, batches, &has_more);
-        for (int i = 0; i < n; i++)
-            json_push(data, batch_object(&batches[i]));
-        shelves_list(c, data, has_more);
-    }
+    if (shelves_page(c, &page, f) != 0)
+        return -1;
+    struct shelf_batch *batches = xcalloc(SHELVES_MAX_PAGE, sizeof *batches);
+    struct json *data = json_new_array();
+    int n = shelf_list_batches(shelf, &page, batches, &has_more);
+    for (int i = 0; i < n; i++)
+        json_push(data, batch_object(&batches[i]));
+    shelves_list(c, data, has_more);
     free(batches);
+    return 0;
 }
 
 void api_batches(struct call *c)
 {
-    struct shelf *shelf = shelves_of(c);
-    if (shelf == NULL)
-        return;
-    if (strcmp(c->route->method, "POST") == 0)
-        create(c, shelf);
-    else
-        list_batches(c, shelf);
+    shelves_route(c, strcmp(c->route->method, "POST") == 0 ? create : list_batches);
+}
+
+static int look_or_cancel(struct call *c, struct shelf *shelf, struct fault *f)
+{
+    struct err err = {0};
+    bool cancels = keep_split(c->tail)[0] != 0;
+    struct shelf_batch *b = xcalloc(1, sizeof *b);
+    int rc = cancels ? shelf_cancel_batch(shelf, call_tenant(c), c->tail, b, &err)
+                     : shelf_find_batch(shelf, call_tenant(c), c->tail, b, &err);
+    if (rc == 0 && cancels)
+        runner_wake(c->s->runner);
+    if (rc == 0)
+        call_json(c, 200, batch_object(b));
+    free(b);
+    return rc == 0 ? 0 : shelves_fault(&err, f);
 }
 
 /* Answers GET /v1/batches/ID and POST /v1/batches/ID/cancel. */
 void api_batch(struct call *c)
 {
-    struct shelf *shelf = shelves_of(c);
-    struct err err = {0};
-    if (shelf == NULL)
-        return;
-    bool cancels = keep_split(c->tail)[0] != 0;
-    struct shelf_batch *b = xcalloc(1, sizeof *b);
-    int rc = cancels ? shelf_cancel_batch(shelf, call_tenant(c), c->tail, b, &err)
-                     : shelf_find_batch(shelf, call_tenant(c), c->tail, b, &err);
-    if (rc != 0) {
-        shelves_fault(c, &err);
-    } else {
-        if (cancels)
-            runner_wake(c->s->runner);
-        call_json(c, 200, batch_object(b));
-    }
-    free(b);
+    shelves_route(c, look_or_cancel);
 }

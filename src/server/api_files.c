@@ -15,54 +15,51 @@ enum { FORM_BUFFER_BYTES = 4 << 10, MAX_PURPOSE_BYTES = 64 };
 
 /* --- shared with batches ---------------------------------------------------------------------- */
 
-struct shelf *shelves_of(struct call *c)
+void shelves_route(struct call *c,
+                   int (*answer)(struct call *c, struct shelf *shelf, struct fault *f))
 {
     struct fault f;
-    if (c->s->shelf != NULL)
-        return c->s->shelf;
-    fault_set(&f, 400, "no_files", NULL,
-              "this server keeps no files: start it with --files DIR, or with a store on "
-              "disk");
-    call_fault(c, &f);
-    return NULL;
+    int rc = c->s->shelf != NULL
+                 ? answer(c, c->s->shelf, &f)
+                 : fault_set(&f, 400, "no_files", NULL,
+                             "this server keeps no files: start it with --files DIR, or "
+                             "with a store on disk");
+    if (rc != 0)
+        call_fault(c, &f);
 }
 
 /* Answers a fault of the disk. The message has paths of the server, which are for its log alone. */
-static void disk_fault(const struct err *err, struct fault *f)
+static int disk_fault(const struct err *err, struct fault *f)
 {
     log_warn("files: %s", err->msg);
     if (err->code == -ENOSPC || err->code == -EDQUOT)
-        fault_set(f, 507, "disk_full", NULL,
-                  "the server's disk is full: delete files, or try again later");
-    else
-        fault_set(f, 500, "storage_failed", NULL,
-                  "the server cannot read or write its files; its log has the reason");
+        return fault_set(f, 507, "disk_full", NULL,
+                         "the server's disk is full: delete files, or try again later");
+    return fault_set(f, 500, "storage_failed", NULL,
+                     "the server cannot read or write its files; its log has the reason");
 }
 
-void shelves_fault(struct call *c, const struct err *err)
+int shelves_fault(const struct err *err, struct fault *f)
 {
-    struct fault f;
-    if (err->code == ERR_NOT_FOUND)
-        fault_set(&f, 404, "not_found", NULL, "%s", err->msg);
-    else if (err->code == ERR_BUSY)
-        fault_set(&f, 400, "file_in_use", NULL, "%s", err->msg);
-    else if (err->code == ERR_LIMIT)
-        fault_set(&f, 413, "storage_full", NULL, "%s", err->msg);
-    else if (err->code == -ENOMEM)
-        fault_refuse(&f, err->code, NULL, "%s", err->msg);
-    else
-        disk_fault(err, &f);
-    call_fault(c, &f);
+    switch (err->code) {
+    case ERR_NOT_FOUND:
+        return fault_set(f, 404, "not_found", NULL, "%s", err->msg);
+    case ERR_BUSY:
+        return fault_set(f, 400, "file_in_use", NULL, "%s", err->msg);
+    case ERR_LIMIT:
+        return fault_set(f, 413, "storage_full", NULL, "%s", err->msg);
+    case -ENOMEM:
+        return fault_refuse(f, err->code, NULL, "%s", err->msg);
+    default:
+        return disk_fault(err, f);
+    }
 }
 
-int shelves_page(struct call *c, struct shelf_page *out)
+int shelves_page(struct call *c, struct shelf_page *out, struct fault *f)
 {
     struct items_page p;
-    struct fault f;
-    if (keep_page(c, SHELVES_MAX_PAGE, &p, &f) != 0) {
-        call_fault(c, &f);
+    if (keep_page(c, SHELVES_MAX_PAGE, &p, f) != 0)
         return -1;
-    }
     *out = (struct shelf_page){.tenant = call_tenant(c),
                                .after = p.after,
                                .oldest_first = p.oldest_first,
@@ -161,10 +158,9 @@ static struct json *file_object(const struct shelf_file *file)
     return o;
 }
 
-static void upload(struct call *c, struct shelf *shelf)
+static int upload(struct call *c, struct shelf *shelf, struct fault *f)
 {
     struct form form = {0};
-    struct fault f;
     struct shelf_file file;
     struct err err = {0};
     struct MHD_PostProcessor *p = MHD_create_post_processor(
@@ -173,54 +169,48 @@ static void upload(struct call *c, struct shelf *shelf)
                     MHD_post_process(p, c->body.p, c->body.n) == MHD_YES;
     if (p != NULL && MHD_destroy_post_processor(p) != MHD_YES)
         is_whole = false;
-    if (check_form(&form, is_whole, &f) != 0)
-        call_fault(c, &f);
-    else if (shelf_add_file(shelf, call_tenant(c), form.name, form.file.p, form.file.n,
-                            &file, &err) != 0)
-        shelves_fault(c, &err);
-    else
+    int rc = check_form(&form, is_whole, f);
+    if (rc == 0 && shelf_add_file(shelf, call_tenant(c), form.name, form.file.p,
+                                  form.file.n, &file, &err) != 0)
+        rc = shelves_fault(&err, f);
+    if (rc == 0)
         call_json(c, 200, file_object(&file));
     textbuf_free(&form.file);
     textbuf_free(&form.purpose);
+    return rc;
 }
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-static void list_files(struct call *c, struct shelf *shelf)
+static int list_files(struct call *c, struct shelf *shelf, struct fault *f)
 {
     struct shelf_page page;
-    struct shelf_file *files = xcalloc(SHELVES_MAX_PAGE, sizeof *files);
     bool has_more;
-    if (shelves_page(c, &page) == 0) {
-        struct json *data = json_new_array();
-        page.purpose = call_query(c, "purpose");
-        int n = shelf_list_files(shelf, &page, files, &has_more);
-        for (int i = 0; i < n; i++)
-            json_push(data, file_object(&files[i]));
-        shelves_list(c, data, has_more);
-    }
+    if (shelves_page(c, &page, f) != 0)
+        return -1;
+    struct shelf_file *files = xcalloc(SHELVES_MAX_PAGE, sizeof *files);
+    struct json *data = json_new_array();
+    page.purpose = call_query(c, "purpose");
+    int n = shelf_list_files(shelf, &page, files, &has_more);
+    for (int i = 0; i < n; i++)
+        json_push(data, file_object(&files[i]));
+    shelves_list(c, data, has_more);
     free(files);
+    return 0;
 }
 
 void api_files(struct call *c)
 {
-    struct shelf *shelf = shelves_of(c);
-    if (shelf == NULL)
-        return;
-    if (strcmp(c->route->method, "POST") == 0)
-        upload(c, shelf);
-    else
-        list_files(c, shelf);
+    shelves_route(c, strcmp(c->route->method, "POST") == 0 ? upload : list_files);
 }
 
-static void delete_file(struct call *c, struct shelf *shelf, const char *id)
+static int delete_file(struct call *c, struct shelf *shelf, struct fault *f)
 {
+    const char *id = c->tail;
     struct err err = {0};
     bool is_pending;
-    if (shelf_delete_file(shelf, call_tenant(c), id, &is_pending, &err) != 0) {
-        shelves_fault(c, &err);
-        return;
-    }
+    if (shelf_delete_file(shelf, call_tenant(c), id, &is_pending, &err) != 0)
+        return shelves_fault(&err, f);
     runner_wake(c->s->runner); /* a batch may wait for the room */
     struct json *o = json_new_object();
     json_put_string(o, "id", id);
@@ -232,26 +222,27 @@ static void delete_file(struct call *c, struct shelf *shelf, const char *id)
                         "its bytes could not be overwritten: the server's next start does");
     }
     call_json(c, is_pending ? 202 : 200, o);
+    return 0;
+}
+
+static int get_file(struct call *c, struct shelf *shelf, struct fault *f)
+{
+    struct shelf_file file;
+    struct err err = {0};
+    int fd = -1;
+    bool wants_content = keep_split(c->tail)[0] != 0;
+    if (shelf_read_file(shelf, call_tenant(c), c->tail, &file, wants_content ? &fd : NULL,
+                        &err) != 0)
+        return shelves_fault(&err, f);
+    if (wants_content)
+        call_file(c, fd, "application/jsonl");
+    else
+        call_json(c, 200, file_object(&file));
+    return 0;
 }
 
 /* Answers GET /v1/files/ID, GET /v1/files/ID/content and DELETE /v1/files/ID. */
 void api_file(struct call *c)
 {
-    struct shelf *shelf = shelves_of(c);
-    struct shelf_file file;
-    struct err err = {0};
-    int fd = -1;
-    if (shelf == NULL)
-        return;
-    bool wants_content = keep_split(c->tail)[0] != 0;
-    if (strcmp(c->route->method, "DELETE") == 0) {
-        delete_file(c, shelf, c->tail);
-    } else if (shelf_read_file(shelf, call_tenant(c), c->tail, &file,
-                               wants_content ? &fd : NULL, &err) != 0) {
-        shelves_fault(c, &err);
-    } else if (wants_content) {
-        call_file(c, fd, "application/jsonl");
-    } else {
-        call_json(c, 200, file_object(&file));
-    }
+    shelves_route(c, strcmp(c->route->method, "DELETE") == 0 ? delete_file : get_file);
 }

@@ -7,13 +7,14 @@
 
 enum { SHELVES_MAX_PAGE = 100 };
 
-/* Returns the shelf. If this server has none, answers the call with a fault and returns NULL. */
-struct shelf *shelves_of(struct call *c);
-/* Answers the call with the shelf's fault. */
-void shelves_fault(struct call *c, const struct err *err);
-/* Reads the query's limit, order and after, and the call's tenant. Returns 0, or -1 after a
- * fault was answered. */
-int shelves_page(struct call *c, struct shelf_page *out);
+/* Answers a route by a function that answers, or returns -1 with a fault, which is answered then. A
+ * server without a shelf refuses. */
+void shelves_route(struct call *c,
+                   int (*answer)(struct call *c, struct shelf *shelf, struct fault *f));
+/* Converts the shelf's error to a fault of the API. Returns -1. */
+int shelves_fault(const struct err *err, struct fault *f);
+/* Reads the query's limit, order and after, and the call's tenant. Returns 0, or -1 with *f. */
+int shelves_page(struct call *c, struct shelf_page *out, struct fault *f);
 /* Answers with a list object, which then owns data. The elements of data have ids. */
 void shelves_list(struct call *c, struct json *data, bool has_more);
 
