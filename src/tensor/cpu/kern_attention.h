@@ -162,9 +162,9 @@ static void attn_end(const struct attn_state *s)
 
 /* --- softmax of rows over one block ---------------------------------------------------------- */
 
-/* Number of rows that are processed at once. Each row is a chain of dependent steps; their
- * latencies overlap with those of the other rows (docs/perf/). */
-#define SOFTMAX_ROWS 4
+/* Number of rows that are processed at once, because the steps of one row wait for each other
+ * (docs/perf/). In portable C the 16 lanes are several registers. */
+#define SOFTMAX_ROWS (MM_ROWS > 4 ? 4 : 1)
 
 /* Rows of a tile, and the keys of the block that they see. */
 struct softmax {
@@ -489,7 +489,8 @@ INLINE void weigh(const struct attn_state *s, const struct weighing *w,
 {
     const int n_panels = ATTN_PANELS(n_rows);
     int d = 0;
-    for (; n_rows <= 2 && d + 16 * ATTN_WIDE <= s->d_pad; d += 16 * ATTN_WIDE)
+    for (; n_rows <= 2 && ATTN_WIDE > 4 && d + 16 * ATTN_WIDE <= s->d_pad;
+         d += 16 * ATTN_WIDE)
         weigh_panels(s, w, b, t, d, n_rows, ATTN_WIDE);
     for (; d + 16 * n_panels <= s->d_pad; d += 16 * n_panels)
         weigh_panels(s, w, b, t, d, n_rows, n_panels);

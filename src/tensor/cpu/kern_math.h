@@ -74,6 +74,13 @@ INLINE void v_store_upto(void *p, enum dtype t, int64_t i, int64_t n, v16 a)
         v_store_part(p, t, i, n, a);
 }
 
+/* Returns a * 2^n for a whole n from -126 to 127, if the result is normal; NaN stays NaN. The low
+ * bits of the sum are the exponent's bits of 2^n. */
+INLINE v16 v_scale2(v16 a, v16 n)
+{
+    return v_mul(a, v_shift23(v_add(n, v_set1(0x1.8p23f + 127))));
+}
+
 /* Returns exp(x) within 2 ulp for -87 <= x <= 88; 0 below, exp(88) above; NaN stays NaN. x = n ln 2
  * + r with |r| <= ln 2 / 2. ln 2 has two parts, the first with so few bits that n times it is
  * exact. exp(r) is a polynomial (Cephes expf). */
@@ -81,7 +88,8 @@ INLINE v16 v_exp(v16 x)
 {
     v16 low = x;
     x = v_min(v_set1(88.0f), x);
-    v16 n = v_round(v_mul(x, v_set1(1.44269504f)));
+    const v16 to_whole = v_set1(0x1.8p23f);
+    v16 n = v_sub(v_add(v_mul(x, v_set1(1.44269504f)), to_whole), to_whole);
     v16 r = v_fma(n, v_set1(-0.693359375f), x);
     r = v_fma(n, v_set1(2.12194440e-4f), r);
     v16 p = v_set1(1.9875691500e-4f);
@@ -94,14 +102,16 @@ INLINE v16 v_exp(v16 x)
     return v_zero_below(low, v_set1(-87.0f), v_scale2(p, n));
 }
 
-/* Returns 2^x for x <= 0 as ops.h has it for weights of bf16 state; NaN stays NaN. */
+/* Returns 2^x for x <= 0 as ops.h has it for weights of bf16 state; NaN stays NaN. Adding an even
+ * number whose unit is 1 rounds x to even; the sum's low bits are the exponent's of 2^(n + 1). */
 INLINE v16 v_exp2_rough(v16 x)
 {
-    v16 n = v_round(x), r = v_sub(x, n), p = v_set1(EXP2_ROUGH_3);
-    p = v_fma(p, r, v_set1(EXP2_ROUGH_2));
-    p = v_fma(p, r, v_set1(EXP2_ROUGH_1));
-    p = v_fma(p, r, v_set1(1.0f));
-    return v_zero_below(x, v_set1(-125.0f), v_scale2(p, n));
+    const v16 even = v_set1(0x1.8p23f + 128);
+    v16 n = v_add(x, even), r = v_sub(x, v_sub(n, even)), p = v_set1(EXP2_ROUGH_3 / 2);
+    p = v_fma(p, r, v_set1(EXP2_ROUGH_2 / 2));
+    p = v_fma(p, r, v_set1(EXP2_ROUGH_1 / 2));
+    p = v_fma(p, r, v_set1(0.5f));
+    return v_zero_below(x, v_set1(-125.0f), v_mul(p, v_shift23(n)));
 }
 
 /* Returns x / (1 + exp(-x)). */

@@ -82,11 +82,6 @@ static inline v16 v_min(v16 a, v16 b)
 {
     return v_pair(_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi));
 }
-static inline v16 v_round(v16 a)
-{
-    return v_pair(_mm256_round_ps(a.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
-                  _mm256_round_ps(a.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
-}
 /* Returns x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
@@ -104,19 +99,11 @@ static inline bool v_any_differs(v16 a, v16 b)
     return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_NEQ_UQ),
                                            _mm256_cmp_ps(a.hi, b.hi, _CMP_NEQ_UQ))) != 0;
 }
-static inline float v_lane0(v16 a)
+/* Shifts the bits of each lane to the left by 23. */
+static inline v16 v_shift23(v16 a)
 {
-    return _mm256_cvtss_f32(a.lo);
-}
-static inline __m256 scale2_half(__m256 a, __m256 n)
-{
-    __m256i e = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
-    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), e));
-}
-/* Returns a * 2^n for integral n, if the result is normal. */
-static inline v16 v_scale2(v16 a, v16 n)
-{
-    return v_pair(scale2_half(a.lo, n.lo), scale2_half(a.hi, n.hi));
+    return v_pair(_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.lo), 23)),
+                  _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a.hi), 23)));
 }
 /* Returns a in the lanes below n, and b in the others. */
 static inline v16 v_first(int n, v16 a, v16 b)

@@ -72,10 +72,6 @@ static inline v16 v_min(v16 a, v16 b)
 {
     return _mm512_min_ps(a, b);
 }
-static inline v16 v_round(v16 a)
-{
-    return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
 /* Returns x < limit ? a : b, lane by lane; b where x is NaN. */
 static inline v16 v_select_less(v16 x, v16 limit, v16 a, v16 b)
 {
@@ -90,15 +86,10 @@ static inline bool v_any_differs(v16 a, v16 b)
 {
     return _mm512_cmp_ps_mask(a, b, _CMP_NEQ_UQ) != 0;
 }
-static inline float v_lane0(v16 a)
+/* Shifts the bits of each lane to the left by 23. */
+static inline v16 v_shift23(v16 a)
 {
-    return _mm512_cvtss_f32(a);
-}
-/* Returns a * 2^n for integral n, if the result is normal. */
-static inline v16 v_scale2(v16 a, v16 n)
-{
-    __m512i e = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
-    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), e));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
 }
 /* Returns a in the lanes below n, and b in the others. */
 static inline v16 v_first(int n, v16 a, v16 b)

@@ -5,6 +5,8 @@
 #ifndef TENSOR_REF_H
 #define TENSOR_REF_H
 
+#include <math.h>
+
 #include "tensor/device.h"
 #include "tensor/operations.h"
 #include "tensor/shape.h"
@@ -89,8 +91,22 @@ int ref_q4_matmul(struct stream *s, struct mat c, struct mat a, const struct wei
                   const float *bias);
 
 /* Return f, or fma(x, y, acc), or a zero of the same sign if that is subnormal. */
-float ref_flush(float f);
-float ref_fma_flushed(float x, float y, float acc);
+static inline float ref_flush(float f)
+{
+    return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
+}
+
+/* A result just below 2^-126 counts as subnormal although fmaf rounds it up to 2^-126, because the
+ * instruction rounds to 24 bits before it checks. Scaled by 2^64, fmaf rounds to 24 bits as well.
+ * Neither the scaled smaller factor nor the scaled acc can overflow. */
+static inline float ref_fma_flushed(float x, float y, float acc)
+{
+    float r = fmaf(x, y, acc);
+    if (fabsf(r) != 0x1p-126f)
+        return ref_flush(r);
+    float low = fabsf(x) < fabsf(y) ? x : y, high = fabsf(x) < fabsf(y) ? y : x;
+    return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
+}
 
 /* Implements matmul for weights of dtype bf16r. */
 int ref_bf16r_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,

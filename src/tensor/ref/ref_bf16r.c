@@ -3,26 +3,7 @@
  * A weight lies as [n][k] bf16. */
 #include "tensor/ref/ref.h"
 
-#include <math.h>
-
 enum { BLOCK = 32 };
-
-float ref_flush(float f)
-{
-    return fabsf(f) < 0x1p-126f ? copysignf(0, f) : f;
-}
-
-/* A result just below 2^-126 counts as subnormal although fmaf rounds it up to 2^-126, because the
- * instruction rounds to 24 bits before it checks. Scaled by 2^64, fmaf rounds to 24 bits as well.
- * Neither the scaled smaller factor nor the scaled acc can overflow. */
-float ref_fma_flushed(float x, float y, float acc)
-{
-    float r = fmaf(x, y, acc);
-    if (fabsf(r) != 0x1p-126f)
-        return ref_flush(r);
-    float low = fabsf(x) < fabsf(y) ? x : y, high = fabsf(x) < fabsf(y) ? y : x;
-    return fabsf(fmaf(low * 0x1p64f, high, acc * 0x1p64f)) < 0x1p-62f ? copysignf(0, r) : r;
-}
 
 /* Returns the sum over one block of 32; a block that k cuts short is filled up with zeros. */
 static float block_sum(struct mat a, int64_t i, const struct weight *w, int64_t j,
