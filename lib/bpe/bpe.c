@@ -609,3 +609,25 @@ int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_
     }
     return rc;
 }
+
+struct text_ids {
+    const struct bpe *b;
+    struct bpe_work *w;
+    struct id_list *out;
+};
+
+static int take_piece(void *arg, const char *s, size_t n, struct err *err)
+{
+    struct text_ids *t = arg;
+    if (t->out->failed)
+        return err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
+    return bpe_encode(t->b, t->w, s, n, t->out, err);
+}
+
+int bpe_encode_text(const struct bpe *b, const struct pretokenizer *p, const char *text,
+                    size_t n, bool at_start, struct bpe_work *w, struct pieces *pieces,
+                    struct id_list *out, struct err *err)
+{
+    struct text_ids ids = {b, w, out};
+    return pretokenize_each(p, text, n, at_start, pieces, take_piece, &ids, err);
+}

@@ -17,6 +17,7 @@
 #define BPE_BPE_H
 
 #include "base/err.h"
+#include "bpe/pretokenize.h"
 #include "bpe/tokenizer_json.h"
 
 #include <stdbool.h>
@@ -58,5 +59,9 @@ void bpe_work_deinit(struct bpe_work *w);
  * none, as in Hugging Face's tokenizers.  -ENOMEM: no memory for the piece. */
 int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *piece, size_t n,
                struct id_list *out, struct err *err);
+/* Cuts a text (pretokenize_each) and appends the ids of its pieces. */
+int bpe_encode_text(const struct bpe *b, const struct pretokenizer *p, const char *text,
+                    size_t n, bool at_start, struct bpe_work *w, struct pieces *pieces,
+                    struct id_list *out, struct err *err);
 
 #endif

@@ -390,7 +390,7 @@ void hcache_model_info(const struct hcache *h, struct hcache_model_info *out)
         .family = family_name(m->cfg.family),
         .dtype = dtype_name(m->dtype),
         .name = h->tokenizer != NULL ? tokenizer_model_name(h->tokenizer) : NULL,
-        .format = model_format(m),
+        .format = m->format,
         .held = dtype_name(m->w.dtype),
         .chat_template = h->tokenizer != NULL ? tokenizer_chat_template(h->tokenizer)
                                               : NULL,

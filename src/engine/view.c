@@ -47,7 +47,7 @@ void view_set(struct view *v, const struct chain *c, const int32_t *tokens, int 
               int cut)
 {
     v->cut = cut;
-    v->root = chain_view_root(c, cut);
+    v->root = cut == 0 ? c->root : chain_view_root(c, cut);
     v->tokens = tokens;
     v->keys = c->keys;
     v->n_tokens = view_room(v, n_tokens);

@@ -357,6 +357,10 @@ static int load_config(struct model *m, const struct model_opts *o, struct err *
         if (rc != 0)
             return rc;
     }
+    m->format = m->is_packed               ? "packed"
+                : is_synth(m->source)      ? "synth"
+                : gguf_files_is(m->source) ? "gguf"
+                                           : "safetensors";
     m->max_ctx = m->cfg.max_ctx;
     if (o->max_ctx > 0 && (o->max_ctx < m->max_ctx || has_any_context(m)))
         m->max_ctx = o->max_ctx;
@@ -581,7 +585,7 @@ static int weight_kind(struct model *m, const struct model_opts *o, enum weights
     if (m->is_packed)
         return check_packed_kind(m, name, err);
     bool made = *held == WEIGHTS_Q4;
-    bool may_have_blocks = gguf_files_is(m->source) || m->cfg.is_quantised;
+    bool may_have_blocks = strcmp(m->format, "gguf") == 0 || m->cfg.is_quantised;
     if (!made && (*held != WEIGHTS_AS_STORED || (!chosen && !may_have_blocks)))
         return 0;
     struct weights_info info = {0};
@@ -694,14 +698,6 @@ int model_open(const char *source, const struct model_opts *o, struct model **ou
     }
     *out = m;
     return 0;
-}
-
-const char *model_format(const struct model *m)
-{
-    return m->is_packed               ? "packed"
-           : is_synth(m->source)      ? "synth"
-           : gguf_files_is(m->source) ? "gguf"
-                                      : "safetensors";
 }
 
 void model_close(struct model *m)

@@ -61,6 +61,7 @@ struct model {
     char note[320];         /* how quantised matrices are held, and why; else empty */
     bool is_measured;       /* this process measured how to hold the matrices */
     bool is_packed;         /* the source is a packed file (pack_file.h) */
+    const char *format;     /* of the source: "safetensors", "gguf", "packed" or "synth" */
     enum dtype packed_held; /* type of the packed file's matrices */
     bool any_context; /* the weights are random, so positions may exceed cfg.max_ctx */
     struct buf rope_mem[MAX_STAGES];
@@ -115,8 +116,6 @@ void model_close(struct model *m);
 /* Returns 0 if a context of the model can be truncated: its state must not depend on absolute
  * positions, and its layers must see all tokens.  ERR_UNSUPPORTED names the reason. */
 int model_check_truncation(const struct model *m, struct err *err);
-/* Returns "safetensors", "gguf", "packed" or "synth". */
-const char *model_format(const struct model *m);
 
 /* Computes cos and sin [n][d_rope / 2] of the rotations at n positions, equal to the rows of the
  * model's tables of one kind.  Positions may lie beyond the tables. */

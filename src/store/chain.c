@@ -115,8 +115,7 @@ struct sha256 chain_stored_parent(const struct chain *c, int i)
 
 struct sha256 chain_view_root(const struct chain *c, int64_t cut)
 {
-    if (cut == 0)
-        return c->root;
+    CHECK(cut > 0);
     int n_dropped = (int)((c->truncation.keep + cut) / STORE_CHUNK_TOKENS);
     struct sha256 named = stair_key(&c->truncation, chain_parent(c, n_dropped));
     struct sha256_ctx *h = sha256_begin();

@@ -42,8 +42,8 @@ struct sha256 chain_stored_behind(const struct truncation *t, const struct sha25
                                   int i);
 
 /* Returns the root of the KV pool's tree for a stair's view: a hash of everything besides its
- * tokens that its blocks depend on. For cut 0 it is the chain's own root. Otherwise it names the
- * truncation, the cut, and every token up to the last dropped one, whose chunk must be in the
+ * tokens that its blocks depend on. cut > 0; for cut 0 it would be the chain's own root. It names
+ * the truncation, the cut, and every token up to the last dropped one, whose chunk must be in the
  * chain. */
 struct sha256 chain_view_root(const struct chain *c, int64_t cut);
 

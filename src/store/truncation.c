@@ -45,14 +45,6 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
     return 0;
 }
 
-int64_t truncation_cut(const struct truncation *t, int64_t p)
-{
-    if (t->context == 0 || p < t->context)
-        return 0;
-    int64_t over = p + 1 - t->context;
-    return (over + t->step - 1) / t->step * t->step;
-}
-
 bool truncation_sees(const struct truncation *t, int64_t cut, int64_t p)
 {
     return p < truncation_end(t, cut) && (cut == 0 || p < t->keep || p >= t->keep + cut);

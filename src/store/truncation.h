@@ -53,7 +53,13 @@ int truncation_make(const struct truncation_ask *ask, bool may_keep_none,
                     struct truncation *out, struct err *err);
 
 /* Returns how many tokens are dropped when token p is computed; 0 if nothing is truncated. */
-int64_t truncation_cut(const struct truncation *t, int64_t p);
+static inline int64_t truncation_cut(const struct truncation *t, int64_t p)
+{
+    if (t->context == 0 || p < t->context)
+        return 0;
+    int64_t over = p + 1 - t->context;
+    return (over + t->step - 1) / t->step * t->step;
+}
 /* Returns the first token of the stair with this cut; 0 for cut 0. */
 static inline int64_t truncation_first(const struct truncation *t, int64_t cut)
 {

@@ -1,7 +1,5 @@
-/* tokenizer.c - see tokenizer.h: opening a folder, encoding, looking up tokens.
- *
- * Each stage has a file of its own (tokenizer_added, tokenizer_normalize, pretokenize, bpe,
- * tokenizer_decode); this file connects them. */
+/* tokenizer.c - see tokenizer.h: opening a folder, looking up tokens. tokenizer_encode.c connects
+ * the stages of encoding, which are files of lib/bpe. */
 #include "text/tokenizer.h"
 
 #include "base/mem.h"
@@ -434,119 +432,6 @@ int tokenizer_first_ids(const char *source, const char *text, size_t n_text, int
     free(all);
     tokenizer_close(t);
     return n_ids;
-}
-
-/* --- encoding ----------------------------------------------------------------------------- */
-
-/* State of one call of tokenizer_encode. */
-struct encoding {
-    const struct tokenizer *t;
-    bool parse_special;
-    const char *text; /* the whole text; guards count from its beginning */
-    struct guards guards;
-    struct id_list ids;
-    struct bpe_work bpe;
-    struct pieces pieces;
-    struct err *err;
-};
-
-static int encode_piece(void *arg, const char *s, size_t n, struct err *err)
-{
-    struct encoding *e = arg;
-    if (e->ids.failed)
-        return err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
-    return bpe_encode(e->t->bpe, &e->bpe, s, n, &e->ids, err);
-}
-
-/* Encodes normalized text that contains no added tokens. */
-static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
-{
-    return pretokenize_each(e->t->pre, s, n, at_start, &e->pieces, encode_piece, e, e->err);
-}
-
-typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
-
-/* Finds f's tokens in s and passes the text between them to fn.  guards: places in a longer text,
- * in which s begins at s_at. */
-static int encode_between(struct encoding *e, const struct added_finder *f,
-                          const struct guards *guards, size_t s_at, const char *s, size_t n,
-                          bool at_start, encode_fn *fn)
-{
-    const struct added_search how = {e->parse_special, guards, s_at,
-                                     f == e->t->added_normalized};
-    size_t at = 0, begin, end;
-    int rc = 0;
-    while (rc == 0) {
-        const struct tokenizer_added *a = added_find(f, &how, s, n, at, &begin, &end);
-        size_t stop = a != NULL ? begin : n;
-        if (stop > at)
-            rc = fn(e, s + at, stop - at, at_start && at == 0);
-        if (a == NULL)
-            break;
-        id_list_push(&e->ids, a->id);
-        at = end;
-    }
-    return rc;
-}
-
-/* Encodes raw text that contains none of the added tokens matched in raw text. */
-static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
-{
-    const struct tokenizer_json *j = &e->t->j;
-    const size_t s_at = (size_t)(s - e->text);
-    if (j->n_normalizers == 0)
-        return encode_between(e, e->t->added_normalized, &e->guards, s_at, s, n, at_start,
-                              encode_plain);
-    struct guards moved = {0};
-    char *normal = NULL;
-    size_t n_normal = 0;
-    int rc = guards_normalize(e->t, &e->guards, s_at, s, n, &moved, &normal, &n_normal,
-                              e->err);
-    if (rc == 0)
-        rc = encode_between(e, e->t->added_normalized, &moved, 0, normal, n_normal,
-                            at_start, encode_plain);
-    free(normal);
-    free(moved.at);
-    return rc;
-}
-
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
-                     int32_t **ids, size_t *n_ids, struct err *err)
-{
-    struct encoding e = {
-        .t = t, .parse_special = (flags & TOKENIZER_PARSE_SPECIAL) != 0, .err = err};
-    char *clean = NULL;
-    if ((flags & TOKENIZER_GUARDED) != 0 && memchr(text, GUARD, n) != NULL) {
-        if (!guards_take(text, n, &e.guards, &clean, &n))
-            return err_set(err, -ENOMEM, "no memory to tokenize %zu bytes", n);
-        text = clean;
-    }
-    size_t bad = utf8_check(text, n);
-    if (bad != n) {
-        free(e.guards.at);
-        free(clean);
-        return err_set(err, ERR_FORMAT, "invalid UTF-8 at byte %zu", bad);
-    }
-    e.text = text;
-    const bool add = (flags & TOKENIZER_ADD_SPECIAL) != 0;
-    for (int i = 0; add && i < t->j.n_prefix; i++)
-        id_list_push(&e.ids, t->j.prefix[i]);
-    int rc = encode_between(&e, t->added_raw, &e.guards, 0, text, n, true, encode_raw);
-    for (int i = 0; add && i < t->j.n_suffix; i++)
-        id_list_push(&e.ids, t->j.suffix[i]);
-    if (rc == 0 && e.ids.failed)
-        rc = err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
-    bpe_work_deinit(&e.bpe);
-    pieces_deinit(&e.pieces);
-    free(e.guards.at);
-    free(clean);
-    if (rc != 0) {
-        id_list_deinit(&e.ids);
-        return rc;
-    }
-    *ids = e.ids.ids != NULL ? e.ids.ids : xmalloc(sizeof **ids);
-    *n_ids = e.ids.n;
-    return 0;
 }
 
 /* --- looking things up -------------------------------------------------------------------- */

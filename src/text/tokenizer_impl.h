@@ -45,17 +45,7 @@ struct tokenizer {
     bool loses_space;
 };
 
-/* Guards; see tokenizer_guard.c. */
 #define GUARD 0xFF
-/* Removes the guards from a text: *out has none, and g->at lists their places. The caller frees
- * both. Returns false if there is no memory. */
-bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out);
-/* Normalizes s[0, n) into *out.  s begins at byte s_at of the text to which g's places refer.
- * *moved gets the places in *out of the guards that lie in s.  The caller frees *out and moved->at.
- */
-int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
-                     const char *s, size_t n, struct guards *moved, char **out,
-                     size_t *n_out, struct err *err);
 
 /* Fills most_bytes and loses_space; all other fields are already set. */
 void tokenizer_measure(struct tokenizer *t);

@@ -39,7 +39,7 @@ static void expect_view(const struct view *v, const struct chain *c, int cut, in
         assert_memory_equal(&v->keys[i], &c->keys[want[i * CHUNK] / CHUNK],
                             sizeof *v->keys);
     }
-    struct sha256 root = chain_view_root(c, cut);
+    struct sha256 root = cut == 0 ? c->root : chain_view_root(c, cut);
     assert_memory_equal(&v->root, &root, sizeof root);
     assert_int_equal(view_moved(v),
                      cut == 0 ? 0 : v->truncation.context - v->truncation.step);

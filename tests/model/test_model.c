@@ -206,7 +206,7 @@ TEST(test_formats_of_sources)
                  {path, "packed", true}};
     for (int i = 0; i < 4; i++) {
         struct model *m = open_on(d, known[i].source, OPTS(.max_ctx = 4096));
-        assert_string_equal(model_format(m), known[i].format);
+        assert_string_equal(m->format, known[i].format);
         assert_string_equal(m->source, known[i].source);
         assert_int_equal(m->is_packed, i == 3);
         assert_int_equal(m->any_context, known[i].any_context);

@@ -1,9 +1,10 @@
-/* tokenizer_guard.c - see tokenizer_guard in tokenizer.h.
+/* tokenizer_encode.c - see tokenizer_guard and tokenizer_encode in tokenizer.h.
  *
  * A guard is a byte of the text, so a digest of the text covers its guards, and a piece of the text
  * keeps its own guards.  For encoding, guards become a list of places. */
 #include "base/mem.h"
 #include "base/minmax.h"
+#include "base/utf8.h"
 #include "text/tokenizer_impl.h"
 #include "bpe/tokenizer_normalize.h"
 
@@ -90,7 +91,10 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
 
 /* --- taking guards out -------------------------------------------------------------------- */
 
-bool guards_take(const char *text, size_t n, struct guards *g, char **out, size_t *n_out)
+/* Removes the guards from a text: *out has none, and g->at lists their places. The caller frees
+ * both. Returns false if there is no memory. */
+static bool guards_take(const char *text, size_t n, struct guards *g, char **out,
+                        size_t *n_out)
 {
     char *s = mem_try(n);
     size_t to = 0;
@@ -148,9 +152,12 @@ static bool take_holders(char *s, size_t *n, const char *holder, struct guards *
     return true;
 }
 
-int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
-                     const char *s, size_t n, struct guards *moved, char **out,
-                     size_t *n_out, struct err *err)
+/* Normalizes s[0, n) into *out.  s begins at byte s_at of the text to which g's places refer.
+ * *moved gets the places in *out of the guards that lie in s.  The caller frees *out and moved->at.
+ */
+static int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
+                            const char *s, size_t n, struct guards *moved, char **out,
+                            size_t *n_out, struct err *err)
 {
     const struct tokenizer_json *j = &t->j;
     size_t first = 0, last;
@@ -185,5 +192,111 @@ int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s
     }
     *out = normal;
     *n_out = n_normal;
+    return 0;
+}
+
+/* --- encoding ----------------------------------------------------------------------------- */
+
+/* State of one call of tokenizer_encode. */
+struct encoding {
+    const struct tokenizer *t;
+    bool parse_special;
+    const char *text; /* the whole text; guards count from its beginning */
+    struct guards guards;
+    struct id_list ids;
+    struct bpe_work bpe;
+    struct pieces pieces;
+    struct err *err;
+};
+
+/* Encodes normalized text that contains no added tokens. */
+static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_start)
+{
+    return bpe_encode_text(e->t->bpe, e->t->pre, s, n, at_start, &e->bpe, &e->pieces,
+                           &e->ids, e->err);
+}
+
+typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
+
+/* Finds f's tokens in s and passes the text between them to fn.  guards: places in a longer text,
+ * in which s begins at s_at. */
+static int encode_between(struct encoding *e, const struct added_finder *f,
+                          const struct guards *guards, size_t s_at, const char *s, size_t n,
+                          bool at_start, encode_fn *fn)
+{
+    const struct added_search how = {e->parse_special, guards, s_at,
+                                     f == e->t->added_normalized};
+    size_t at = 0, begin, end;
+    int rc = 0;
+    while (rc == 0) {
+        const struct tokenizer_added *a = added_find(f, &how, s, n, at, &begin, &end);
+        size_t stop = a != NULL ? begin : n;
+        if (stop > at)
+            rc = fn(e, s + at, stop - at, at_start && at == 0);
+        if (a == NULL)
+            break;
+        id_list_push(&e->ids, a->id);
+        at = end;
+    }
+    return rc;
+}
+
+/* Encodes raw text that contains none of the added tokens matched in raw text. */
+static int encode_raw(struct encoding *e, const char *s, size_t n, bool at_start)
+{
+    const struct tokenizer_json *j = &e->t->j;
+    const size_t s_at = (size_t)(s - e->text);
+    if (j->n_normalizers == 0)
+        return encode_between(e, e->t->added_normalized, &e->guards, s_at, s, n, at_start,
+                              encode_plain);
+    struct guards moved = {0};
+    char *normal = NULL;
+    size_t n_normal = 0;
+    int rc = guards_normalize(e->t, &e->guards, s_at, s, n, &moved, &normal, &n_normal,
+                              e->err);
+    if (rc == 0)
+        rc = encode_between(e, e->t->added_normalized, &moved, 0, normal, n_normal,
+                            at_start, encode_plain);
+    free(normal);
+    free(moved.at);
+    return rc;
+}
+
+int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
+                     int32_t **ids, size_t *n_ids, struct err *err)
+{
+    struct encoding e = {
+        .t = t, .parse_special = (flags & TOKENIZER_PARSE_SPECIAL) != 0, .err = err};
+    char *clean = NULL;
+    if ((flags & TOKENIZER_GUARDED) != 0 && memchr(text, GUARD, n) != NULL) {
+        if (!guards_take(text, n, &e.guards, &clean, &n))
+            return err_set(err, -ENOMEM, "no memory to tokenize %zu bytes", n);
+        text = clean;
+    }
+    size_t bad = utf8_check(text, n);
+    if (bad != n) {
+        free(e.guards.at);
+        free(clean);
+        return err_set(err, ERR_FORMAT, "invalid UTF-8 at byte %zu", bad);
+    }
+    e.text = text;
+    const bool add = (flags & TOKENIZER_ADD_SPECIAL) != 0;
+    for (int i = 0; add && i < t->j.n_prefix; i++)
+        id_list_push(&e.ids, t->j.prefix[i]);
+    int rc = encode_between(&e, t->added_raw, &e.guards, 0, text, n, true, encode_raw);
+    for (int i = 0; add && i < t->j.n_suffix; i++)
+        id_list_push(&e.ids, t->j.suffix[i]);
+    if (rc == 0 && e.ids.failed)
+        rc = err_set(err, -ENOMEM, "no memory for the tokens of %zu bytes", n);
+    bpe_work_deinit(&e.bpe);
+    pieces_deinit(&e.pieces);
+    free(e.guards.at);
+    free(clean);
+    if (rc != 0) {
+        id_list_deinit(&e.ids);
+        return rc;
+    }
+    *ids = e.ids.ids != NULL ? e.ids.ids : xmalloc(sizeof **ids);
+    *n_ids = e.ids.n;
     return 0;
 }
