@@ -332,8 +332,9 @@ static struct entry *place_for(struct answers *m, const uint8_t *name)
     return free_one;
 }
 
-/* Adds an entry, which then owns new->sealed. The entry is within the bound on all entries. Returns
- * its place. */
+/* Adds an entry, which then owns new->sealed, and returns its place. Replaces an entry of the same
+ * name. Drops others until both bounds hold. The caller has checked that record_bytes(new) is at
+ * most max_bytes. */
 static struct entry *remember(struct answers *m, const struct entry *new)
 {
     struct entry *e = place_for(m, new->name);
@@ -355,8 +356,8 @@ static struct entry *remember(struct answers *m, const struct entry *new)
 
 /* --- the file [lock] -------------------------------------------------------------------------- */
 
-/* Writes the beginning of a file: its magic and the vocabulary, of a sealed file the keyed hash of
- * that. */
+/* Writes the beginning of a file: its magic and the vocabulary. In a sealed file a keyed hash
+ * replaces the vocabulary. */
 static void head_encode(const struct answers_opts *o, uint8_t out[HEAD_BYTES])
 {
     memcpy(out, o->seal != NULL ? magic_sealed : magic, sizeof magic);
@@ -502,8 +503,9 @@ static size_t read_record(const struct seal *seal, uint8_t *bytes, size_t at, si
     return all;
 }
 
-/* Enters the records of the file's bytes. Returns where the first damaged one begins: behind it the
- * beginning of the next one is unknown. */
+/* Enters the file's records. Returns the offset of the first damaged record, or of the end: behind
+ * a damaged record no other can be found. Wipes records that are too large or for which there is no
+ * secret. */
 static size_t load_records(struct answers *m, uint8_t *bytes, size_t n, bool has_secret)
 {
     size_t at = HEAD_BYTES, step;
@@ -707,8 +709,9 @@ static int by_length(const void *a, const void *b)
     return x->n < y->n ? -1 : x->n > y->n;
 }
 
-/* Hashes those beginnings of the key that have the length of an entry, the shortest first. The
- * caller frees *out. */
+/* Finds which lengths remembered entries have, up to the key's. Sets *out to a list with one
+ * element for each entry, the shortest first: its length, and the hash of the key's first bytes of
+ * that length. Returns the number of elements. The caller frees *out. */
 static int hash_beginnings(struct answers *m, const struct key *key, struct beginning **out)
 {
     struct beginning *list = xcalloc((size_t)m->o.max_entries + 1, sizeof *list);
@@ -727,8 +730,9 @@ static int hash_beginnings(struct answers *m, const struct key *key, struct begi
     return n_list;
 }
 
-/* [lock] Returns the longest entry whose short hash equals that of a beginning of the text. Entries
- * longer than n count as tried, and of those with this length the first n_tried places. */
+/* [lock] Returns the longest entry whose length and short hash equal those of an element of `list`,
+ * or NULL. Skips entries that were tried before: all that are longer than n, and of length n those
+ * in the first n_tried places of m->entry. */
 static struct entry *candidate(struct answers *m, const struct beginning *list, int n_list,
                                size_t n, int n_tried)
 {

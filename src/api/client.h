@@ -81,12 +81,13 @@ struct client {
     void *arg;
 };
 
-/* Checks that the client's model has that name. It has the listed ones, each also with and without
- * ".gguf" at its end and without the organisation in front of it, that of the file's metadata, and
- * "default". NULL: the request names none. Returns 0, or -1 with *f, which lists the names. */
+/* Checks that `name` is a name of the client's model: a listed one, the one in the file's metadata,
+ * or "default". ".gguf" or ":latest" at the end, and an organisation in front of a model's own
+ * name, make no difference. NULL, a request without a name, passes. Returns 0, or -1 with *f, which
+ * lists the names. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
-/* Returns the number of the model with that name, among n; -1: there is none. NULL, and "default",
- * name the first one. */
+/* Returns the index of the model with that name, or -1 if none of the n models has it. NULL and
+ * "default" name the first model. */
 int client_find_model(const struct model_names *models, int n, const char *name);
 /* Returns the salt of a request's state, made from its key's salt and its own cache_salt (NULL: it
  * has none). The result is from malloc; NULL is the empty salt. */

@@ -61,7 +61,8 @@ static void keys_free(struct keys *k)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-/* A layer with a window needs only the chunks that tokens behind n chunks see. */
+/* Writes a letter for each layer: the kinds of records that all of its chunks have. A layer with a
+ * window needs only the chunks that tokens behind n chunks see. */
 static void describe_layers(const struct store_hit *hits, int n,
                             const struct model_config *c, char *out)
 {
@@ -76,8 +77,9 @@ static void describe_layers(const struct store_hit *hits, int n,
     }
 }
 
-/* Adds to out->why the first token of the prompt that differs from stored histories. Does nothing
- * for a truncated context. */
+/* Finds the first token at which the prompt differs from stored histories. Sets out->differs_at to
+ * it and adds it to out->why. Does nothing if there is no stored history to compare, or for a
+ * truncated context. */
 static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
                        const struct hcache_context *c, struct hcache_found *out)
 {
@@ -93,9 +95,11 @@ static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
     miss_text(h->tokenizer, c->ids, c->n, out->differs_at, out->why, sizeof out->why);
 }
 
+/* Fills *out: how much of the context is stored and could be restored, where, and why no more. */
 static int look_up(struct hcache *h, const struct keys *k, const struct hcache_context *c,
                    struct hcache_found *out, struct err *err)
 {
+    /* The prompt's last token is always computed, for its logits, so it is never looked up. */
     int want = c->n > 0 ? (int)(c->n - k->cut - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
     struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
     const struct model_config *cfg = &h->k.model->cfg;
@@ -137,9 +141,10 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
 
 /* --- pins and erasing ------------------------------------------------------------------------- */
 
-/* Collects the chunks to pin. A chunk is evicted after all that continue it, so a pin on the last
- * chunk of a stair pins the stair. The chunks that truncation keeps at the beginning need a pin on
- * their own last chunk, since the pinned stair may not continue them. */
+/* Collects the keys to pin in `out`, and returns their number. A chunk is evicted after all that
+ * continue it, so a pin on the last chunk of a stair pins the stair. The chunks that truncation
+ * keeps at the beginning need a pin on their own last chunk, since the pinned stair may not
+ * continue them. */
 static int collect_pins(const struct keys *k, uint8_t (*out)[32])
 {
     const struct truncation *t = &k->truncation;

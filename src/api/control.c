@@ -22,8 +22,9 @@ static int need_store(const struct hcache *h, struct err *err)
                : err_set(err, ERR_UNSUPPORTED, "no state is stored (--store)");
 }
 
-/* The keys with and without the last token are needed: a sequence's last generated token has no
- * state when it ends, so the saved tail may lack that token. */
+/* Returns the keys of all full chunks, then those of the unfinished chunk at the end: with the last
+ * token and without it. Both are needed, because a sequence's last generated token has no state
+ * when it ends, so the saved end may lack that token. */
 int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
                           const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32])
 {

@@ -81,8 +81,8 @@ enum { NAME_BYTES = 64 };
 
 /* Makes a name: PREFIX_ and 128 random bits, so names cannot be guessed. */
 void conversations_name(const char *prefix, char out[NAME_BYTES]);
-/* Makes a name for an object that c keeps: PREFIX_SERVER-... if c has the name of a server, else as
- * conversations_name. */
+/* Makes a name for an object that c keeps: PREFIX_SERVER-... if conversations_opts.server is set,
+ * else like conversations_name. */
 void conversations_name_kept(const struct conversations *c, const char *prefix,
                              char out[NAME_BYTES]);
 
@@ -108,8 +108,8 @@ struct turn {
     /* JSON object that says how the turn's state came back; NULL: unknown */
     char *restoration;
     char fingerprint[65]; /* fingerprint of the state of the turn's tokens */
-    /* moment that the chat template saw (dates.h); "": it asked for none, or an earlier version made
-     * the turn */
+    /* the moment that the chat template saw (dates.h); "": the template asked for none, or an
+     * earlier version of this program made the turn */
     char moment[20];
     /* n_kept: the turn's first tokens, which are its parent's; n_tokens: all its tokens */
     int n_kept, n_tokens;
@@ -124,10 +124,10 @@ struct turn {
 void turn_free(struct turn *t); /* NULL is allowed */
 
 /* Adds a turn and sets t's row and depth. If t->conversation is not 0, that conversation's head
- * moves from the turn's parent to the turn. If the head has moved on, *has_branched is set, the
- * head stays, and the turn belongs to no conversation. title: given to the conversation if it has
- * none; NULL: it gets none. Returns ERR_LIMIT at a bound; ERR_NOT_FOUND if parent or conversation
- * were deleted. */
+ * moves from the turn's parent to the turn. If the head was no longer the parent, *has_branched is
+ * set, the head stays, and the turn belongs to no conversation. A conversation without a title gets
+ * `title`, unless that is NULL. Returns ERR_LIMIT at a bound, and ERR_NOT_FOUND if parent or
+ * conversation were deleted. */
 int turn_add(struct conversations *c, const char *tenant, struct turn *t, const char *title,
              bool *has_branched, struct err *err);
 /* Returns ERR_LIMIT if turn_add would find no room now. */
@@ -158,8 +158,8 @@ struct conversation {
 
 void conversation_deinit(struct conversation *v);
 
-/* Adds a conversation. head: a turn to begin from (a branch); 0: the conversation is empty. Returns
- * ERR_LIMIT at the bound on bytes. The caller deinits *out. */
+/* Adds a conversation. `head` is a turn that it branches from; with 0 the conversation is empty.
+ * Returns ERR_LIMIT at the bound on bytes. The caller deinits *out. */
 int conversation_add(struct conversations *c, const char *tenant, const char *name,
                      const char *title, const char *metadata, int64_t head,
                      struct conversation *out, struct err *err);
@@ -172,8 +172,9 @@ int conversation_find_title(struct conversations *c, const char *tenant, const c
  * Returns ERR_LIMIT at the bound on bytes. */
 int conversation_set(struct conversations *c, const char *tenant, int64_t row,
                      const char *title, const char *metadata, struct err *err);
-/* Lists conversations by last use, newest first (or oldest), from behind the conversation `after`
- * (NULL: from the beginning). Fills at most `limit` of out[]. *more: there are more behind them. */
+/* Lists conversations by last use, newest first, or oldest first if `oldest_first`. Begins after
+ * the conversation `after`; NULL: with the first. Fills at most `limit` of out[]. *more says
+ * whether others follow the last one. */
 int conversation_list(struct conversations *c, const char *tenant, const char *after,
                       bool oldest_first, int limit, struct conversation *out, int *n,
                       bool *more, struct err *err);
@@ -188,9 +189,10 @@ struct fork {
 };
 enum { FORKS_MAX = 1000 };
 
-/* Lists the turns on the path to `head`, and beside it, whose parent has several continuations that
- * lead to conversations: the earliest parent's first, each parent's in the order in which they were
- * made. Fills at most FORKS_MAX of out[]. */
+/* Lists the branches of the path to `head`: for each earlier turn that several turns continue,
+ * those continuations that lead to a conversation of the tenant, also the one on the path. Earlier
+ * parents come first, and turns of one parent in the order in which they were made. Fills at most
+ * FORKS_MAX of out[]. */
 int conversation_forks(struct conversations *c, const char *tenant, int64_t head,
                        struct fork *out, int *n, struct err *err);
 
@@ -207,10 +209,10 @@ int turn_delete(struct conversations *c, const char *tenant, const char *name,
 /* Deletes a conversation with the turns that were made in it. */
 int conversation_delete(struct conversations *c, const char *tenant, const char *name,
                         struct erased *out, struct err *err);
-/* Replaces all turns of t->conversation by the turn t, which has no parent. head: the
- * conversation's head, as the caller knows it; returns ERR_MISMATCH if it has moved. Turns made in
- * the conversation are erased as in conversation_delete. title replaces the conversation's title;
- * "": no title; NULL: the title stays. */
+/* Replaces all turns of t->conversation by the turn t, which has no parent. `head` is the head that
+ * the caller knows: if the conversation's head is another by now, returns ERR_MISMATCH. Turns made
+ * in the conversation are erased as in conversation_delete. `title` replaces the conversation's
+ * title: "" removes it, and NULL leaves it. */
 int conversation_rewrite(struct conversations *c, const char *tenant, int64_t head,
                          struct turn *t, const char *title, struct erased *out,
                          struct err *err);

@@ -31,8 +31,8 @@ struct conversations {
      * row: an answer that is being generated still has the numbers of its parent and of its
      * conversation. (SQLite alone gives the number of a deleted last row again.) */
     int64_t last_turn, last_conversation;
-    /* The temporary table `share` has the turns and bytes of each tenant; and it was made in the
-     * present transaction. */
+    /* has_shares: there is a temporary table `share`, with the turns and bytes of each tenant.
+     * shares_are_new: the present transaction made the table, so a rollback removes it. */
     bool has_shares, shares_are_new;
     struct {
         const char *sql;

@@ -133,8 +133,9 @@ static const struct chat_template *template_for(const struct dialog *k,
     return json_count(r->tools) > 0 ? k->for_tools : k->template;
 }
 
-/* Renders a chat and sets its marks. guarded: with guards around text of messages that spells
- * special tokens. */
+/* Renders a chat. Sets `at` of each of r->marks, the mark's place in the rendered text. If
+ * `guarded`, text of messages that looks like special tokens gets guards (tokenizer_guard), and the
+ * marks' places do not count the guards. */
 static int render_traced(const struct dialog *k, const struct chat_request *r, bool guarded,
                          char **text, size_t *n_text, struct err *err)
 {

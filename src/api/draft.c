@@ -130,8 +130,8 @@ static struct sha256 digest_of(const char *text, size_t n)
     return sha256_end(c);
 }
 
-/* Returns the mark of the longest beginning of the text whose tokens are known, and its turn's
- * index in *turn. */
+/* Returns the mark of the longest beginning of d->text whose tokens an earlier turn has, with that
+ * turn's index in *turn. Returns NULL if no mark fits, or none of the last MAX_MARKS_TRIED ones. */
 static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, int *turn)
 {
     int n_tried = 0;
@@ -252,8 +252,8 @@ static const struct sha256 *old_key(const struct draft *d, int i)
     return NULL;
 }
 
-/* Returns how many first tokens are the parent's and have the same chunks. State under another salt
- * has other chunks. */
+/* Returns how many of the first tokens the new turn shares with its parent. Returns 0 if the last
+ * full chunk of them has another key than the parent's, as under another salt. */
 static int count_kept(const struct draft *d, const int32_t *ids, int n,
                       const struct sha256 *keys)
 {

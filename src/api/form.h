@@ -22,8 +22,8 @@ struct gen_params;
 struct form_want {
     const char *field; /* name for messages; NULL: the answer may have any form */
     enum hcache_form_kind kind;
-    /* A schema or a list of texts; the text of a grammar or a regular expression is a string; NULL:
-     * any JSON object. Borrowed. */
+    /* A schema, a list of texts, or a string with the text of a grammar or a regular expression;
+     * NULL stands for any JSON object. Borrowed. */
     const struct json *value;
     bool loose; /* the request says "strict": false */
 };
@@ -48,9 +48,9 @@ int form_read_choice(const char *field, const struct json *choice, struct call_w
 /* Returns the tools that the answer may call, NULL: none; the caller's. */
 struct json *form_callable(const struct gen_params *p);
 
-/* Compiles the form. callable: from form_callable. *out: NULL if none is wanted; else the
- * caller's. *unenforced: the keywords that the form does not enforce (hcache_free), or NULL.
- * Returns 0, or -1 with *f. */
+/* Compiles the form that the request wants; *out is the caller's, or NULL if the request wants
+ * none. `callable` is from form_callable. *unenforced gets the keywords that the form does not
+ * enforce, or NULL; free it with hcache_free. Returns 0, or -1 with *f. */
 int form_compile(struct hcache *h, struct gen_params *p, const struct json *callable,
                  struct hcache_form **out, char **unenforced, struct fault *f);
 

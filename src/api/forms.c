@@ -250,10 +250,11 @@ static bool are_strict(const struct json *tools)
     return true;
 }
 
-/* Adds the tools of a list that may be called. A tool is {"name", "parameters"}, the same inside
- * {"function"}, or {"name", "input_schema"}. free: only strict tools have a schema. */
-static int read_tools(const struct json *v, const char *only, bool free, struct parts *p,
-                      struct err *err)
+/* Adds the tools of the list v that may be called to p; only != NULL: the one of that name. A tool
+ * is {"name", "parameters"}, the same inside {"function"}, or {"name", "input_schema"}. If the
+ * answer may be free text instead (may_talk), tools that are not strict take any arguments. */
+static int read_tools(const struct json *v, const char *only, bool may_talk,
+                      struct parts *p, struct err *err)
 {
     size_t n = json_count(v);
     p->calls.tools = p->tools = mem_try_calloc(n + 1, sizeof *p->tools);
@@ -271,7 +272,7 @@ static int read_tools(const struct json *v, const char *only, bool free, struct 
                            i + 1);
         if (name == NULL || (only != NULL && strcmp(name, only) != 0))
             continue;
-        bool none = json_kind(schema) == JSON_KIND_NULL || (free && !is_strict(tool));
+        bool none = json_kind(schema) == JSON_KIND_NULL || (may_talk && !is_strict(tool));
         p->tools[p->calls.n_tools++] = (struct grammar_tool){
             .name = name, .schema = none ? NULL : schema};
     }
@@ -342,8 +343,8 @@ static int read_syntax(const struct forms *f, const struct hcache_form_opts *o,
     return rc;
 }
 
-/* Reads calls that the answer may be instead of its form. Calls that no grammar describes are any
- * text behind the tag with which they begin. */
+/* Reads the calls that an answer may make instead of having its form: s->calls. Where no grammar
+ * describes the calls, sets s->call_head: any text may follow the tag that begins a call. */
 static int read_other(const struct forms *f, const struct hcache_form_opts *o,
                       struct parts *p, struct grammar_source *s, struct err *err)
 {

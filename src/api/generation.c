@@ -160,8 +160,8 @@ static void fault_of(const struct hcache_err *err, bool submitting, struct fault
         fault_set(f, 500, NULL, NULL, "%s", err->msg);
 }
 
-/* Returns the text that says which records are saved. A plan that is forced on the server is for
- * comparisons: records that it cannot use are not saved. */
+/* Returns hcache_request.save for a forced plan, NULL for none. A forced plan is for comparisons,
+ * and saves only records that it can use: with "recompute" none. */
 static const char *saved_for(const char *plan)
 {
     return plan == NULL || strcmp(plan, "recompute") != 0 ? plan : "none";
@@ -245,8 +245,8 @@ static int most_at_once(const struct generation *g)
     return max_queue > 0 ? MAX(1, MIN(AT_ONCE, max_queue / 2)) : AT_ONCE;
 }
 
-/* Submits texts that wait, as far as those before them have ended. The first that is refused ends
- * the request, unless the queue is full and others of its texts still run. */
+/* Submits waiting texts, as many as may run at once. The first text that is refused fails the
+ * request. But if the queue is full and others of its texts still run, it is tried again later. */
 static void submit_waiting(struct generation *g)
 {
     static const struct hcache_truncation none;
@@ -505,8 +505,9 @@ static void put_prompt_logprobs(struct choice *ch)
     ch->logprobs = all;
 }
 
-/* Takes a choice's result. Returns 0, or -1 with *f if the choice failed, or was cut off because
- * the server stops. */
+/* Takes a choice's result, and does all that follows from its end: explains its miss, notes it
+ * among the recent requests, ends the reading of its parts, and remembers its tokens. Returns 0, or
+ * -1 with *f if the choice failed, or was cut off because the server stops. */
 static int take_result(struct choice *ch, struct fault *f)
 {
     struct hcache_err err = {0};
@@ -576,8 +577,9 @@ static int keep(struct generation *g, struct fault *f)
     return g->dialect->keep != NULL ? g->dialect->keep(g, f) : 0;
 }
 
-/* Keeps the part of an answer that exists: the client has gone, or the server stops. A fault
- * cannot be reported to anyone. */
+/* Cancels the choices. If the dialect keeps unfinished answers, waits for the choices to end and
+ * keeps what they have: the client has gone, or the server stops. A fault has no one to be reported
+ * to. */
 static void keep_unfinished(struct generation *g)
 {
     struct fault f;

@@ -44,9 +44,10 @@ struct dialect {
     void (*drop)(void *own); /* frees the data that the route gave to generation_start */
 };
 
-/* Returns 0; or -1 with *f, *out NULL and nothing submitted. In both cases it takes over prompts,
- * text and own (the dialect's data). text: the text of the only prompt, by which its answers are
- * remembered; NULL: they are not. what: a miss reason that tokenizing found, or "". */
+/* Starts a generation. Returns 0; or -1 with *f, *out NULL and nothing submitted. In both cases it
+ * takes over prompts, text and own (the dialect's data). `text` is the text of the only prompt: its
+ * answers are remembered by it. With NULL they are not remembered. `what` is a miss reason that
+ * tokenizing found, or "". */
 int generation_start(const struct client *c, const struct dialect *dialect, void *own,
                      const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                      struct prompt_text *text, const char *what, struct generation **out,

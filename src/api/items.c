@@ -228,8 +228,8 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
     return rc;
 }
 
-/* Reads a thought: its text, else its summary. An encrypted one of another server has neither, and
- * says nothing. */
+/* Reads a thought: its text, or its summary if it has no text. An encrypted thought of another
+ * server has neither, and becomes an empty one. Always returns 0. */
 static int read_reasoning(const struct json *v, struct json **out)
 {
     static const char *const keys[] = {"content", "summary"};
@@ -369,8 +369,9 @@ static bool is_call(const struct json *item)
     return is_type(item, "function_call") || is_type(item, "custom_tool_call");
 }
 
-/* Adds an item of the assistant to its message: a thought, a text or a call. Returns false if it
- * needs a message of its own: a thought or a second text behind a call. */
+/* Adds an item of the assistant (a thought, a text or a call) to its message m. Returns false, and
+ * adds nothing, if the item needs a message of its own: a thought or a text behind a text or a
+ * call, or a second thought. */
 static bool add_to(struct json *m, const struct json *item)
 {
     bool has_text = json_member(m, "content") != NULL;

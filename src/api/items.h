@@ -30,8 +30,8 @@ int items_read(const struct json *sent, const char *param, struct json **out,
 struct json *item_message(const char *id, const char *status, const char *text, size_t n);
 /* Makes a reasoning item: a thought of the assistant. */
 struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n);
-/* Makes a function_call item, or a custom_tool_call. `of` has call_id, name and arguments, or an
- * input. with_arguments false: the item's arguments, or its input, are "". */
+/* Makes a function_call item, or a custom_tool_call item if `is_custom`. `of` has its call_id, its
+ * name, and its arguments or its input; without `with_arguments` these are "" in the item. */
 struct json *item_call(const char *id, const char *status, const struct json *of,
                        bool with_arguments, bool is_custom);
 /* Makes the part {"type": "output_text", ...} of a message. */
@@ -49,15 +49,15 @@ void items_to_messages(const struct json *items, struct json *messages);
  * `early`, the others to `late`. */
 void items_tools(const struct json *items, struct json *early, struct json *late);
 
-/* Returns the beginning of the first text of a user, at most `max` bytes of whole characters on one
- * line; the caller frees it. Returns NULL if there is none. */
+/* Returns a title: the beginning of the first text of a user, at most `max` bytes of whole
+ * characters on one line. The caller frees it. Returns NULL if no user has a text. */
 char *items_title(const struct json *items, size_t max);
 
-/* Returns a text in the form by which texts are searched: without differences of case, from malloc.
- * NULL: the text is not UTF-8. */
+/* Returns the search form of a text, in which case makes no difference, from malloc. Returns NULL
+ * if the text is not UTF-8. */
 char *items_fold(const char *text, size_t n);
-/* Returns whether a text, a call's arguments or a result in the items contains `folded`, a text
- * that items_fold returned. */
+/* Returns whether a text, a call's arguments or a result in the items contains the search text
+ * `folded`, which items_fold made. */
 bool items_hold(const struct json *items, const char *folded);
 
 /* Makes a page of items as the API's list object. The page begins after the item with the id

@@ -43,7 +43,7 @@ struct batch_opts {
     /* A template for all requests: the job sets the fields that vary per request, and its callbacks
      * also report to the job.  h may be NULL until batch_model sets it. */
     struct client client;
-    /* "-" stands for standard input and standard output. errors NULL: lines that report faults go
+    /* "-" is standard input, or standard output. If `errors` is NULL, lines that report faults go
      * to the output. */
     const char *input, *output, *errors;
     bool is_private; /* only the owner of output and errors may read them */

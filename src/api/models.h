@@ -48,10 +48,11 @@ void models_close(struct models *m);
 
 enum models_took { MODELS_HERE, MODELS_COMES, MODELS_FAILED };
 
-/* Takes model i into use. MODELS_HERE: *h may be used until models_give. MODELS_COMES: it is being
- * loaded; `changed` tells when to try again. MODELS_FAILED: the loading that this caller has waited
- * for has failed, with the reason in *err; the next caller tries again. *ticket is 0 at a caller's
- * first try, and its own until it gets something else than MODELS_COMES. */
+/* Takes model i into use. Returns MODELS_HERE: *h may be used until models_give. MODELS_COMES: the
+ * model is being loaded, and `changed` tells when to call again. MODELS_FAILED: the loading for
+ * which this caller waited has failed, with the reason in *err; a later call loads it again.
+ * *ticket is 0 at a caller's first call; the caller passes the value back until it gets another
+ * result than MODELS_COMES. */
 enum models_took models_take(struct models *m, int i, uint64_t *ticket, struct hcache **h,
                              struct err *err);
 /* Like models_take, and waits until the model is there or has failed. Returns 0 or the code. */
@@ -72,8 +73,8 @@ struct models_state {
     bool is_loaded;
     int n_uses;
     uint64_t bytes; /* memory that was planned for it; 0: it was never loaded */
-    /* Of the present or last loading, without name, chat_template, bos, eos and file_types;
-     * is_known false: it was never loaded. */
+    /* The model's description from its present or last loading, without name, chat_template, bos,
+     * eos and file_types. is_known is false if it was never loaded. */
     bool is_known;
     struct hcache_model_info info;
 };
@@ -98,10 +99,11 @@ struct models_use {
     uint64_t bytes;
 };
 enum { MODELS_FITS = -1, MODELS_NEVER_FITS = -2 };
-/* Returns MODELS_FITS if a model of `bytes` fits under the bound beside those of use[0, n); the
- * number of the model to unload next: the idle one that was used least recently, or, if all are in
- * use, the one whose use began first, for which to wait; or MODELS_NEVER_FITS if it does not fit
- * alone. may_exceed: alone it fits always. */
+/* Decides how a model of `bytes` finds room beside the loaded models of use[0, n). Returns
+ * MODELS_FITS if all together are within the bound. Else returns the index of the model to unload
+ * next: the idle one that was used least recently, or, if none is idle, the one in use that was
+ * used least recently; the caller waits until it is idle. If no model is loaded, returns
+ * MODELS_NEVER_FITS, or MODELS_FITS if `may_exceed`. */
 int models_choose(const struct models_use *use, int n, uint64_t bytes, uint64_t bound,
                   bool may_exceed);
 

@@ -81,8 +81,8 @@ static int not_ours(const struct output *o, uint64_t line, struct err *err)
                    o->path, (unsigned long long)line);
 }
 
-/* Overwrites what lies behind the whole lines, because freed blocks keep their bytes, and cuts it
- * off. */
+/* Overwrites the bytes behind the whole lines and cuts them off: freed blocks would keep them.
+ * Returns 0 or -errno. */
 static int cut_rest(const struct output *o)
 {
     static const char zeros[64 << 10];
@@ -105,8 +105,9 @@ static const char *name_of(const struct output *o)
     return slash != NULL ? slash + 1 : o->path;
 }
 
-/* Reads the next bytes, or of an encrypted file the next frame, which holds whole lines or a part
- * of one that is longer than a frame. A frame that was cut off is the end. */
+/* Reads more of the file into buf; *n is 0 at the end. Of an encrypted file it reads one frame,
+ * which holds whole lines, or a part of a line that is longer than a frame. A frame that was cut
+ * off counts as the end. */
 static int read_more(const struct output *o, struct seal_place *p, char *buf, size_t *n,
                      struct err *err)
 {
@@ -122,8 +123,8 @@ static int read_more(const struct output *o, struct seal_place *p, char *buf, si
     return got >= 0 ? 0 : err_set(err, -errno, "%s: %s", o->path, strerror(errno));
 }
 
-/* Reads all whole lines, and cuts off a torn one after them. is_own: the file is known to be a
- * batch's, also if it has no lines. */
+/* Reads all whole lines and adds their names to *done. Cuts off a torn line after them. is_own: the
+ * file is known to be a batch's, even if it has no whole line. */
 static int read_lines(struct output *o, bool is_own, struct idset *done, struct err *err)
 {
     struct textbuf rest = {0};
@@ -226,8 +227,8 @@ void output_add(struct output *o, const char *text)
     textbuf_add(&o->lines, "\n", 1);
 }
 
-/* Returns how many of n bytes, which are whole lines, the next frame takes: whole lines, or one
- * line that is longer than a frame. */
+/* Returns how many bytes the next frame takes of n bytes of whole lines: as many lines as fit, or
+ * one line that is longer than a frame. */
 static size_t frame_lines(const char *p, size_t n)
 {
     if (n <= SEAL_FRAME_MOST)

@@ -82,8 +82,9 @@ static struct prefix_item *take_at(struct prefix_order *o, int at)
     return item;
 }
 
-/* Returns the place of the better of two neighbours, at - 1 and at. The one that shares more tokens
- * (`left` or `right`) is better; if both share as many, the one with the lower number. */
+/* Returns the place of the better of the neighbours at - 1 and at, which share `left` and `right`
+ * tokens with a prompt. More tokens are better; with equal numbers, the earlier item is. At an end
+ * of the list, returns the only neighbour. */
 static int better(const struct prefix_order *o, int at, int left, int right)
 {
     if (at == 0 || at == o->n)
@@ -93,8 +94,8 @@ static int better(const struct prefix_order *o, int at, int left, int right)
     return o->items[at - 1]->number < o->items[at]->number ? at - 1 : at;
 }
 
-/* Returns the place of an item that begins a new path: of the two neighbours that share the
- * most, the earlier one. If none share a block, the earliest of all. */
+/* Returns the place of the item that begins a new path. It is one of the two neighbours that share
+ * the most tokens, the earlier one. If no two share a block, it is the earliest item of all. */
 static int begin_path(const struct prefix_order *o)
 {
     int best = 0, first = 0;

@@ -257,8 +257,8 @@ void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES])
         snprintf(out, PROMPT_DATE_BYTES, "1970-01-01 00:00:00");
 }
 
-/* Returns v, a text or a part with one, without what hcache_drop_system drops; NULL: nothing is
- * left of it. *changed is set if something was dropped. */
+/* Returns the text v (or a part with a text) without the parts that hcache_drop_system drops, or
+ * NULL if nothing is left. Sets *changed if something was dropped, and *rc to an error. */
 static struct json *drop_from(const struct hcache *h, const struct json *v, bool *changed,
                               int *rc, struct hcache_err *err)
 {
@@ -305,8 +305,9 @@ static struct json *drop_from_content(const struct hcache *h, const struct json 
     return NULL;
 }
 
-/* Makes *out: the messages, without what is dropped from system messages; NULL: they stay as they
- * are. A mark behind a message of which nothing is left moves with the messages. */
+/* Drops from system messages what hcache_drop_system names. *out gets the remaining messages, or
+ * NULL if nothing was dropped. A message of which nothing is left goes as a whole, and later marks
+ * count one message less. */
 static int drop_system(const struct hcache *h, const struct chat_source *s,
                        struct hcache_chat_mark *marks, struct json **out,
                        struct hcache_err *err)

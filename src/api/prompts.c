@@ -21,8 +21,9 @@ static bool is_answer(const struct json *message)
     return json_string_is(json_member(message, "role"), "assistant");
 }
 
-/* Returns whether the answer can go on in a message: it is the assistant's, and its content is all
- * that would be shown. Some APIs ask for that in the message itself. */
+/* Returns whether the answer may continue this message: it is the assistant's, and the prompt shows
+ * no other member than its content. In some APIs the message itself asks for that ("prefix",
+ * "partial"). */
 static bool can_go_on(const struct json *message)
 {
     static const char *const known[] = {"role", "content", "name", "prefix", "partial"};
@@ -39,8 +40,9 @@ static bool can_go_on(const struct json *message)
     return ok;
 }
 
-/* Takes the last message, if the answer goes on in it. Returns 0 with the messages before it in
- * *rest, which the caller frees, and its text; or with *rest NULL. */
+/* Separates a last message that the answer continues. Returns 0; then *rest has the messages before
+ * it, which the caller frees, and *text its text, or *rest is NULL if there is no such message.
+ * Returns -1 with *f if the request wants to continue a message and cannot. */
 static int take_beginning(const struct gen_params *p, struct json **rest,
                           struct textbuf *text, struct fault *f)
 {

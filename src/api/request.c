@@ -220,8 +220,8 @@ static const char *next_name(const char **at, size_t *n)
     return *n > 0 ? name : NULL;
 }
 
-/* Copies the row of a field, with that name alone, which is borrowed. Returns false if there is no
- * such field. */
+/* Finds the row of a field by one of its names, and copies it with that name alone, which is
+ * borrowed. Returns false if requests of this kind have no such field. */
 static bool find(const char *name, size_t n, unsigned kind, struct field *out)
 {
     for (int i = 0; i < N_FIELDS; i++) {
@@ -716,9 +716,9 @@ static int64_t id_of(const char *key)
     return strtol(key, NULL, 10);
 }
 
-/* Reads entry i of logit_bias: an object by token ids or texts, or a list of pairs. A token is a
- * text, or an id in *id, -1: none. Returns false if there is no such entry, or if it is malformed,
- * with *bad set. */
+/* Reads entry i of logit_bias, an object or a list of pairs, whose keys are token ids or texts. *id
+ * gets the id, or -1 for a text, which is in *text. Returns false behind the last entry, and for a
+ * malformed one, with *bad set. */
 static bool bias_at(const struct json *v, size_t i, struct json_iter *it, const char **text,
                     int64_t *id, double *bias, bool *bad)
 {

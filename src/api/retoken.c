@@ -20,8 +20,8 @@
 #include "base/mem.h"
 #include "base/json.h"
 
-/* Moves *at behind k bytes of the text if they equal `bytes`, and returns true. Guards in the text
- * are skipped. */
+/* If the text at *at begins with these k bytes, moves *at behind them and returns true. Skips
+ * guards in the text. */
 static bool take(const char *text, size_t n, size_t *at, const char *bytes, size_t k)
 {
     size_t i = *at;
@@ -215,8 +215,8 @@ static char *as_shown(const char *text, size_t n, size_t *n_shown)
     return out;
 }
 
-/* Returns how many tokens of the answer were shown whole, with the special tokens between them,
- * which have no text. *n_bytes is the number of their bytes. */
+/* Returns how many of the answer's first tokens were shown whole; special tokens between them,
+ * which have no text, count. *n_bytes gets the size of their text. */
 static int shown_tokens(const struct hcache *h, const struct hcache_result *r,
                         size_t *n_bytes)
 {

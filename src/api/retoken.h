@@ -32,9 +32,9 @@ struct retoken_mark {
     size_t n_text;
 };
 enum { RETOKEN_MAX_MARKS = 2 };
-/* Makes up to two marks: one at the end of the answer as it was shown, that is, behind the last
- * token that was shown whole; and one at its end in the form that templates give it, trimmed. The
- * caller frees the texts. */
+/* Makes up to two marks, and returns how many. One is at the end of the answer as it was shown,
+ * behind the last token that was shown whole. The other is at the end of the trimmed answer, which
+ * is the form that templates give it. The caller frees the texts. */
 int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);

@@ -20,11 +20,11 @@ struct runner_opts {
     /* Template for requests; the salt is set to the tenant's for each batch. */
     struct client client;
     int in_flight; /* maximum number of answers that are generated at once */
-    /* With several models: takes the model that the input names for a batch, and sets h and the
-     * names of *client. Returns 0; -EAGAIN if the model is being loaded (runner_wake tells when to
-     * try again); or the code of a fault that ends the batch. *ticket is 0 at first. must_return:
-     * the batch should make room for another model. give_back ends the loan. NULL: client.h
-     * serves. */
+    /* For a server of several models; NULL: client.h serves all batches. borrow takes the model
+     * that the input names, and sets *client's h and names. It returns 0; -EAGAIN if the model is
+     * being loaded, and runner_wake tells when to try again; or the code of a fault that ends the
+     * batch. *ticket is 0 at first. must_return says that the batch should make room for another
+     * model. give_back ends the loan. */
     int (*borrow)(void *arg, const char *input, uint64_t *ticket, struct client *client,
                   int *loan, struct err *err);
     bool (*must_return)(void *arg, int loan);

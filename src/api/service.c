@@ -218,8 +218,9 @@ static void take(struct hcache_ticket **list, bool (*is_so)(const struct hcache_
     }
 }
 
-/* Returns whether a ticket's end must wait for its saved state to be durable. The sequence has
- * handed its state to the saver by now. */
+/* Makes a ticket wait for its saved state to be durable, if its request wants that: moves it to the
+ * settling list and returns true. The sequence has handed its state to the saver by now. Returns
+ * false if the ticket can end at once. */
 static bool settles(struct service *s, struct hcache_ticket *t)
 {
     if (!t->req->ask.durable || s->o.saver == NULL || t->err.code != 0 ||

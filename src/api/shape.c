@@ -264,8 +264,8 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
-/* Adds a count and its time under the names that llama-server uses. `steps` are those that the rate
- * counts. */
+/* Adds a count n and its time under the names that llama-server uses. The rates are those of
+ * `steps`, the tokens that took this time. */
 static void put_rate(struct json *o, const char *what, int n, int steps, double ms)
 {
     static const char *const names[] = {"n", "ms", "per_token_ms", "per_second"};

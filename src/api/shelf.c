@@ -206,8 +206,9 @@ int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const 
     return rc;
 }
 
-/* Replaces the descriptor of an encrypted file by that of a copy in memory, or closes it. n_bytes
- * is the length that the file's record gives; UINT64_MAX: there is none. */
+/* Decrypts the file *fd into a copy in memory. Closes *fd, and sets it to the copy's descriptor
+ * unless it fails. n_bytes is the length that the file's record gives, and a shorter file is
+ * damaged; UINT64_MAX: the length is not known. */
 static int open_sealed(const struct shelf *s, const char *id, uint64_t n_bytes, int *fd,
                        struct err *err)
 {
@@ -332,8 +333,8 @@ static bool is_listed(const struct shelf_page *page, const struct shelf_head *h,
            strcmp(((const struct shelf_file *)h)->purpose, page->purpose) == 0;
 }
 
-/* [lock held] Copies the records of a page to out[limit], `size` bytes each. Returns their
- * number. */
+/* [lock held] Copies the records of a page to out[limit], which are `size` bytes apart. Returns
+ * their number. *has_more: others follow. */
 static int list(const struct shelf_list *l, const struct shelf_page *page, bool is_file,
                 size_t size, char *out, bool *has_more)
 {
@@ -376,9 +377,10 @@ int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
 
 /* --- batches ---------------------------------------------------------------------------------- */
 
-/* [lock held] Forgets the oldest batch that has ended: one of the tenant's own if it has its share,
- * else one of the tenant that has most batches, because one tenant's many must not push out the few
- * of another. The batch to come counts, too. */
+/* [lock held] Makes room for one more batch of the tenant, if the tenant has its share or the shelf
+ * is full: forgets the oldest batch that has ended. It is one of the tenant's own if the tenant has
+ * its share. Else it is one of the tenant with the most batches, the new one included, because one
+ * tenant's many must not push out the few of another. */
 static int make_place(struct shelf *s, const char *tenant, struct err *err)
 {
     int oldest = -1, most = 0, n_own = n_of_tenant(&s->batches, tenant);

@@ -114,19 +114,20 @@ void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);
  * returned 0, the file survives a crash. */
 int shelf_add_file(struct shelf *s, const char *tenant, const char *name, const char *bytes,
                    size_t n, struct shelf_file *out, struct err *err);
-/* Finds a file and opens it for reading, unless fd is NULL. *fd is the caller's; while it is open,
- * the file cannot be deleted, because deleting overwrites its bytes. An encrypted file is opened as
- * a copy in memory. */
+/* Finds a file: *out is its record. If fd is not NULL, also opens it for reading. *fd is the
+ * caller's; while it is open, the file cannot be deleted, because deleting overwrites its bytes. An
+ * encrypted file is opened as a copy in memory. */
 int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
                     struct shelf_file *out, int *fd, struct err *err);
-/* Writes a path under which a batch's input can be read while *fd, which is the caller's, is open:
- * of an encrypted file that of a copy in memory. *fd is -1 if it needs none. */
+/* Writes a path under which a batch's input can be read. For an encrypted file it is the path of a
+ * copy in memory, which lasts as long as the caller keeps *fd open; else *fd is -1. */
 int shelf_open_input(struct shelf *s, const char *id, char *path, size_t n, int *fd,
                      struct err *err);
 const struct seal *shelf_seal(const struct shelf *s);
 /* Overwrites and deletes a file. Returns ERR_BUSY while a batch that has not ended, or a caller of
- * shelf_read_file, reads it. After an error the file is as before. *is_pending: it is gone for
- * good, but the next start has to overwrite its bytes, for the reason in *err. */
+ * shelf_read_file, reads it. After an error the file is as before. After 0 it is gone; if
+ * *is_pending, its bytes could not be overwritten, for the reason in *err, and the next start does
+ * it. */
 int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
                       struct err *err);
 
@@ -162,15 +163,16 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
 /* Makes files of b's output and errors, if there are any. */
 int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err);
 
-/* Has a batch wait until its tenant and the disk have room for n_bytes more. code: the bound that
- * the batch met, ERR_LIMIT for the shelf's own, else the disk's, which is tried again after
- * SHELF_RETRY_S at the earliest. code 0: the batch waits no longer. Forgotten by shelf_close. */
+/* Makes a batch wait until its tenant and the disk have room for n_bytes more. `code` is ERR_LIMIT
+ * if the batch met the shelf's own bound. Another code is a fault of the disk, which is tried again
+ * after SHELF_RETRY_S at the earliest. With code 0 the batch waits no longer. shelf_close forgets
+ * the wait. */
 void shelf_hold_batch(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes,
                       int code);
 enum { SHELF_RETRY_S = 5 };
-/* Finds the batch to run next: the oldest unfinished one of the tenant whose turn follows `last`,
- * without those that wait for room. Returns false if there is none. *n_held (or NULL): the number
- * of batches that wait for room. */
+/* Finds the batch to run next: the oldest unfinished one of the tenant whose turn follows that of
+ * `last`. Passes over batches that wait for room; *n_held, unless n_held is NULL, is their number.
+ * Returns false if there is no other. */
 bool shelf_next_batch(struct shelf *s, const char *last, struct shelf_batch *out,
                       int *n_held);
 

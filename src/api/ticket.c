@@ -117,8 +117,8 @@ static const char *tier_of(const struct hcache_result *r, const char *home)
     return r->restored_dram_bytes == r->restored_bytes ? "dram" : "dram+disk";
 }
 
-/* Describes the parts of the restored tokens. There are no parts if the restore's tokens are not
- * all that count as restored: in a truncated context, a view lacks some of the cached tokens. */
+/* Fills r's parts, which say from which tier how many tokens came. A truncated context may have
+ * cached tokens that the restored view lacks. Then the parts do not add up, and r gets none. */
 static void describe_parts(struct hcache_result *r, const struct restore_result *of,
                            const char *home)
 {

@@ -88,8 +88,9 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     return rc;
 }
 
-/* Returns how a kept response was truncated. A response of an older server names only its kept
- * tokens; then the other numbers are taken from this server's options. */
+/* Sets *out to the truncation of a kept response; leaves it if the response was not truncated. A
+ * response of an older server names only its kept tokens: the other numbers are then this server's
+ * options. Returns 0, or -1 with *f if this server does not truncate. */
 static int truncation_of(const struct call *c, const struct turn *t,
                          struct hcache_truncation *out, struct fault *f)
 {
@@ -190,8 +191,9 @@ static int read_truncation(struct call *c, const struct json *body, struct subje
     return 0;
 }
 
-/* Reads the subject. Only the members of `names` may be present. needs_prompt: the request must
- * have one of the members that give a prompt. */
+/* Reads the subject of a request: its salt, its numbers and, with needs_prompt, its prompt. The
+ * request may have only the members of `names`. With needs_prompt it must have exactly one of
+ * `prompt`, `messages` and `response_id`. Returns 0, or -1 with *f or an answered fault. */
 static int read_subject(struct call *c, const char *const *names, bool needs_prompt,
                         struct subject *s, struct fault *f)
 {
@@ -410,9 +412,9 @@ static void put_erased(struct call *c, const char *name, const struct hcache_era
     call_json(c, waits ? 202 : 200, o);
 }
 
-/* Answers with the result of an erasure. rc: its code; left_because: why remembered answers could
- * not be overwritten; code 0: they were. If the store cannot be written, the chunks are not found
- * any more, but their bytes are still in its files. */
+/* Answers with the result of an erasure. `rc` and `err` are its code and message. If left_because
+ * has a code, remembered answers could not be overwritten, for that reason. If the store cannot be
+ * written, the chunks are not found any more, but their bytes are still in its files. */
 static int answer_erasing(struct call *c, const char *name, int rc,
                           const struct hcache_erased *gone, const struct hcache_err *err,
                           const struct err *left_because, struct fault *f)

@@ -99,8 +99,10 @@ static bool holds(struct call *c, const struct conversation *v, const char *fold
     return found;
 }
 
-/* Adds at most p->limit conversations behind p->after to data: those that contain `folded`; NULL:
- * all. *last: name of the last one that was looked at. */
+/* Adds conversations behind p->after to `data`, until it has p->limit. `folded` is a search text
+ * from items_fold: only conversations that contain it are added. With NULL all are. Reads about
+ * SEARCH_BYTES of text at most. `last`, "" at first, gets the name of the last conversation that
+ * was looked at. *more says whether others follow it. */
 static int collect(struct call *c, const struct items_page *p, const char *folded,
                    struct json *data, char last[NAME_BYTES], bool *more, struct err *err)
 {
@@ -125,6 +127,8 @@ static int collect(struct call *c, const struct items_page *p, const char *folde
     return rc;
 }
 
+/* Lists a page of conversations; with `query` only those that contain it. A page of a long search
+ * may have fewer than `limit`, or none: the next one begins after last_id, which was looked at. */
 static int list(struct call *c, struct fault *f)
 {
     struct items_page p;
@@ -153,8 +157,8 @@ struct change {
     const char *title, *at;
 };
 
-/* Reads title, metadata and items. names: the members that this request may have. A body that is
- * not JSON was answered by call_body. */
+/* Reads a request's title, metadata, items and `at`. `names` are the members that the request may
+ * have. Returns 0, or -1 with *f. If the body is not JSON, call_body has answered the call. */
 static int read_change(struct call *c, const char *const *names, struct change *out,
                        struct fault *f)
 {
@@ -365,8 +369,9 @@ static int get_item(struct call *c, const struct conversation *v, const char *id
     return answer(c, rc, o);
 }
 
-/* Returns the title for a conversation that loses an item: NULL, its title stays; else the first
- * words of the items that are left, because its title was made from the item. */
+/* Returns the new title of a conversation that loses an item. A title that was made from the item
+ * is replaced by the first words of the items that are left ("" if they have none). Returns NULL if
+ * the title stays. */
 static char *title_without(const struct conversation *v, const struct json *item,
                            const struct json *left)
 {

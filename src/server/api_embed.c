@@ -60,8 +60,8 @@ static int put_usage(struct json *o, const struct generation *g)
     return (int)n;
 }
 
-/* Cuts an embedding to its first n_dims numbers, and scales it to length 1, unless it stays raw.
- * Returns how many numbers it has. */
+/* Cuts an embedding to its first n_dims numbers (0: does not cut it), and scales it to length 1
+ * unless it is raw. Returns how many numbers it has. */
 static int finish_embedding(const struct embed *e, struct hcache_result *r)
 {
     int n = e->n_dims > 0 ? (int)MIN(e->n_dims, r->n_embedding) : r->n_embedding;
@@ -248,8 +248,8 @@ static const struct dialect embeddings = {
 
 /* --- prompts ---------------------------------------------------------------------------------- */
 
-/* Cuts a text of too many tokens if the request wants that: its end stays, since the last token
- * may be the one that the tokenizer adds. */
+/* Checks the token ids of a text. If there are too many and the request wants that, cuts the text
+ * but keeps its last token, which may be one that the tokenizer adds. Returns 0, or -1 with *f. */
 static int fit(const struct embed *e, const struct hcache_model_info *info,
                struct prompt_ids *p, const char *name, struct fault *f)
 {

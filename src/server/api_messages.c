@@ -104,8 +104,9 @@ static int add_system(struct call *c, const char *text, size_t n, struct textbuf
     return 0;
 }
 
-/* Writes the tool that a client's search has found. Its declaration stands here and not at the
- * beginning, so the beginning of the prompt stays as it was. */
+/* Writes the declaration of a tool that a client's search has found, or its name if the tool is not
+ * deferred. The declaration stands here and not at the beginning, so the beginning of the prompt
+ * stays as it was. */
 static int add_reference(const struct json *name, const struct dialog_text *d,
                          struct textbuf *out, struct fault *f)
 {
@@ -126,8 +127,8 @@ static int add_reference(const struct json *name, const struct dialog_text *d,
     return 0;
 }
 
-/* Reads a text, or joins the texts of a list of blocks. c: its model drops text of the system;
- * NULL: it is no text of the system. */
+/* Reads a text, or joins the texts of a list of blocks. c is NULL except for text of the system,
+ * from which the model of c drops what --drop-system names (add_system). */
 static int read_texts(struct call *c, const struct json *v, const char *param,
                       size_t n_messages, struct textbuf *out, struct dialog_text *d,
                       struct fault *f)
@@ -311,8 +312,8 @@ static int read_message(const struct json *m, struct dialog_text *d, struct faul
     return rc;
 }
 
-/* Returns the name of tools of a type that a server runs itself, or that its model was trained on;
- * NULL: there is no such type. This server leaves them out of the prompt. */
+/* Returns the kind of a tool that a server runs itself, or that its model was trained on; NULL for
+ * a tool of the client. This server leaves tools of these kinds out of the prompt. */
 static const char *server_tool(const char *type)
 {
     static const char *const kinds[] = {
@@ -358,8 +359,9 @@ static int read_tool(const struct json *tool, struct gen_params *p, struct dialo
     return read_mark(json_member(tool, "cache_control"), 0, d, f);
 }
 
-/* Reads the tools. Deferred ones are left out of the beginning of the prompt if the client searches
- * them: the server's own search does not exist here, so its tools are declared at once. */
+/* Reads the tools. The client's deferred tools are left out of the beginning of the prompt, because
+ * its own search will find them. But if the request names the search of Anthropic's server, which
+ * does not exist here, deferred tools are declared at once. */
 static int read_tools(struct gen_params *p, struct dialog_text *d, struct fault *f)
 {
     bool searches = true;
@@ -388,8 +390,8 @@ static void dialog_deinit(struct dialog_text *d)
     textbuf_free(&d->prefill_text);
 }
 
-/* Takes the last message, of the assistant: its text is the beginning of the answer, which goes on
- * behind it. */
+/* Removes the last message, which is the assistant's. Its text, without blanks at the end, becomes
+ * d->prefill_text: the answer continues it. */
 static int take_prefill(struct dialog_text *d, struct fault *f)
 {
     size_t n = json_count(d->messages) - 1, n_text = 0;
@@ -433,8 +435,8 @@ static struct json *changed(const struct json *m, const char *key, const char *t
     return o;
 }
 
-/* Changes the member of all messages that have the role and the member, but not of the last
- * `keep` ones. */
+/* Sets the member `key` to `text` (NULL: removes it) in messages of that role which have it, except
+ * in the last `keep` of them. */
 static void clear_old(struct dialog_text *d, const char *role, const char *key,
                       int64_t keep, const char *text)
 {
@@ -454,9 +456,9 @@ static void clear_old(struct dialog_text *d, const char *role, const char *key,
     d->messages = list;
 }
 
-/* Applies what the client wants to be forgotten: thoughts of earlier turns, results of earlier
- * tools. A result goes when there are more tools than the trigger says; a trigger in tokens counts
- * four bytes as one. */
+/* Clears what the client wants to be forgotten: thoughts of earlier turns, and results of earlier
+ * tools. Results are cleared when there are more results, or more tokens, than the trigger says. A
+ * token counts as four bytes. */
 static void apply_edits(const struct json *edits, struct dialog_text *d)
 {
     for (size_t i = 0; i < json_count(edits); i++) {
@@ -644,8 +646,8 @@ static struct json *text_block(const char *text, size_t n)
 /* Clients send the signature back with the thought. It says nothing here. */
 static const char signature[] = "aGNhY2hl";
 
-/* Makes the block of part i. is_whole: with its content; otherwise the content follows as
- * deltas. The input keeps the digits that the model wrote. */
+/* Makes the block of part i. If is_whole, the block has its content; otherwise the content follows
+ * as deltas. A call's input keeps the digits that the model wrote. */
 static struct json *block_of(const struct choice *ch, int i, const struct hcache_part *p,
                              bool is_whole)
 {

@@ -66,8 +66,9 @@ static const struct json *function_name(const struct json *call)
     return json_member(json_member(call, "function"), "name");
 }
 
-/* Returns the id of the call whose result this is: the first without a result that has the name,
- * or else the first without one. NULL: there is none. */
+/* Finds the call to which a result belongs, marks it as done and returns its id. It is the first
+ * call without a result that has the name, or else the first without a result. Returns NULL if all
+ * calls have results. */
 static const struct json *call_of_result(struct calls *k, const char *name)
 {
     size_t n = json_count(k->list), at = n;
@@ -195,8 +196,8 @@ static struct json *tool_call(const struct choice *ch, int i, const struct hcach
     return o;
 }
 
-/* Adds the members that hold text, thought and calls: of a message, or of the line itself. An empty
- * list of calls, and an empty thought, are left out. Takes over the values. */
+/* Adds the text, the thought and the calls: to a new member `message` in a chat, else to the line o
+ * itself. Leaves out an empty thought and an empty list of calls. Takes over the values. */
 static void put_content(struct json *o, const struct generation *g, struct json *text,
                         struct json *thought, struct json *calls)
 {

@@ -83,8 +83,8 @@ static struct json *usage(const struct generation *g)
     return o;
 }
 
-/* Returns whether a tool of the request is a custom one. *space: the namespace that it is in, or
- * NULL. */
+/* Finds a tool by its name, and returns whether it is a custom tool. `in` is the namespace of this
+ * list, or NULL. If the tool is found, *space is its namespace, or NULL. */
 static bool find_tool(const struct json *tools, const char *name, const char *in,
                       const char **space)
 {
@@ -611,8 +611,8 @@ static struct json *custom_parameters(const struct json *regex)
     return v;
 }
 
-/* Returns the regular expression that a custom tool's text has to match; NULL: none. Other grammars
- * are noted: they are not enforced. */
+/* Returns the regular expression that a custom tool's text must match, or NULL. Notes a grammar in
+ * another syntax as ignored: it is not enforced. */
 static const struct json *custom_regex(const struct json *tool, struct gen_params *p)
 {
     const struct json *format = json_member(tool, "format");

@@ -31,8 +31,9 @@ static void give(struct server *s, const char *salt, uint64_t n)
         (void)tenants_body(s->tenants, auth_tenant(s->auth, salt), -(int64_t)n);
 }
 
-/* Counts n bytes. Returns false, and counts none, if all bodies together would have too many, and
- * those of this key more than its share, or more than one body. */
+/* Counts n bytes for this call. Returns false, and counts none, if they are too many: all bodies
+ * exceed max_bodies_bytes together, and the bodies of this key exceed its share and the size of one
+ * body. */
 static bool take(struct call *c, uint64_t n)
 {
     struct server *s = c->s;
@@ -54,8 +55,9 @@ static void free_bytes(struct call *c)
     textbuf_free(&c->body);
 }
 
-/* Appends bytes to a body. Returns false if there is no memory, or if a grown body leaves too
- * little to accept and answer others: libmicrohttpd resets a connection without memory. */
+/* Appends bytes to a body. Returns false if there is no memory. A large body that grows must also
+ * leave ROOM_BYTES of memory, because libmicrohttpd resets a connection for which it finds none. So
+ * that much is pledged for a moment, to see whether it exists. */
 static bool append(struct textbuf *body, const char *bytes, size_t n)
 {
     enum { LARGE_BYTES = 256 << 10, ROOM_BYTES = 512 << 10 };
@@ -63,15 +65,16 @@ static bool append(struct textbuf *body, const char *bytes, size_t n)
     if (!textbuf_try_add(body, bytes, n))
         return false;
     if (body->cap == cap || body->cap < LARGE_BYTES || mem_pledge(ROOM_BYTES, NULL) == 0) {
-        mem_unpledge();
+        mem_unpledge(); /* does nothing if there was no pledge */
         return true;
     }
     body->n -= n;
     return false;
 }
 
-/* Takes more of a body. A body without a length can be refused only when it has ended. Until then
- * its bytes are dropped. A body that does not end is cut off. */
+/* Takes more of a body. A body without a length can be refused only when it has ended, so the bytes
+ * of one that is too large are dropped until then, and only counted in c->body.n. After twice the
+ * allowed size the connection is cut off. */
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n)
 {
     if (!c->too_big && c->body.n + n <= c->s->o.max_body_bytes && take(c, n)) {

@@ -160,8 +160,8 @@ struct hcache *call_model(struct call *c);
 const char *call_model_name(const struct call *c);
 /* Returns the counts of the model, or the sums over all models. */
 void call_stats(struct call *c, struct hcache_stats *out);
-/* [server.ready_lock] Makes the call wait for a model; it is dispatched again. Returns false if too
- * many calls wait. */
+/* [server.ready_lock] Makes the call wait for a model. The call is dispatched again when a model
+ * has come. Returns false if too many calls wait. */
 bool call_wait_early(struct call *c);
 /* Returns the number of calls that wait for a model. */
 int server_n_early(struct server *s);
@@ -185,12 +185,11 @@ const char *call_query(struct call *c, const char *name);
 int call_check_name(struct call *c, const char *name, struct fault *f);
 /* Returns the number of the model with that name, 0 if there is one model; or -1 with *f. */
 int call_find_model(struct call *c, const char *name, struct fault *f);
-/* Unloads the model of the call when no request uses it any more. With one model nothing happens.
- * */
+/* Unloads the call's model when no request uses it any more. With one model nothing happens. */
 void call_unload(struct call *c);
 
-/* Returns one key's share of a bound, at least 1. Below its share a key is not refused, although
- * the others have reached the bound together. Returns 0 if there are no others. */
+/* Returns one key's share of a bound, at least 1, or 0 if there is only one key. A key below its
+ * share is not refused, even if all keys together have reached the bound. */
 uint64_t server_share(const struct server *s, uint64_t bound);
 
 /* Wakes a call that may wait for this event. Any thread. */

@@ -109,8 +109,8 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
-/* Returns 0 if the erasure is noted on the disk, else rc. This server has nothing left to do for a
- * noted erasure: the next server that can write carries it out. */
+/* Returns 0 if the erasure is noted on the disk, else its code rc. A noted erasure succeeds for
+ * this server: the next server that can write carries it out. */
 static int keep_noted(int rc, const struct hcache_erased *gone)
 {
     return gone->is_noted ? 0 : rc;
@@ -144,8 +144,8 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
     return rc;
 }
 
-/* Erases chunks that interrupted answers have saved: no turn names them, and they contain the end
- * of an erased turn. */
+/* Erases chunks that interrupted answers have saved. No turn names these chunks; they begin with
+ * the end of an erased turn, whose chunks are keys[0, n). Adds the numbers to *sum. */
 static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_erased *sum,
                   struct hcache_err *err)
 {

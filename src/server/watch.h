@@ -30,20 +30,20 @@ void watcher_destroy(struct watcher *w); /* Every watch must have ended before. 
 struct watch *watch_begin(struct watcher *w, int socket, int seconds);
 void watch_end(struct watch *w); /* NULL is allowed here and in all functions below */
 
-/* The next three set the deadline after which the socket is shut down; 0: none. watch_request: a
- * request has begun and must arrive whole within `seconds`. */
+/* The next three set the deadline after which the socket is shut down. watch_request: a request has
+ * begun and must arrive whole within `seconds` (0: no deadline). */
 void watch_request(struct watch *w, int seconds);
 /* The request has arrived and is being answered; there is no deadline. */
 void watch_answer(struct watch *w);
 /* The request was answered; the next one must begin within `seconds`. */
 void watch_idle(struct watch *w, int seconds);
-/* Sets gone(arg), which is called once when the peer ends; NULL: not called. `gone` is called with
- * the watcher's lock held and must not call the watcher. When watch_on_gone(w, NULL, NULL) has
- * returned, `gone` is not running. */
+/* Sets the function that is called once, as gone(arg), when the peer closes its end. It runs with
+ * the watcher's lock held and must not call the watcher. watch_on_gone(w, NULL, NULL) removes it,
+ * and returns when it is not running. */
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg);
 bool watch_is_gone(struct watch *w); /* Returns whether the peer has closed its end. */
-/* Sets alarm(arg), which is called once, after_ns from now or later, under the same conditions as
- * gone. after_ns 0 and alarm NULL: no alarm. */
+/* Sets the function that is called once, as alarm(arg), after_ns from now or later. It runs under
+ * the same conditions as `gone`. after_ns 0 and alarm NULL remove it. */
 void watch_alarm(struct watch *w, int64_t after_ns, void (*alarm)(void *arg), void *arg);
 /* Calls every alarm now, and from now on each new alarm as soon as it is set. NULL is allowed. */
 void watcher_ring(struct watcher *w);

@@ -61,8 +61,8 @@ static bool take_job(struct worker_thread *t, struct job *out)
     return false;
 }
 
-/* Waits for the next job. Returns false if there is none: then it is time to tidy up or, if *end is
- * set, to end the thread. */
+/* Waits for the next job. Returns false if there is none at the time `until`, which is the time to
+ * tidy up, or if the worker stops: *end is then set, and the thread ends. */
 static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
                      bool *end)
 {

@@ -181,8 +181,9 @@ struct attention_rule {
     float scale; /* factor of q . k */
     float cap;   /* a score s becomes cap * tanh(s / cap); 0: it stays */
     int window;  /* most tokens seen, the row's own included; 0: all */
-    /* [heads] score of a key without a value, which only enters the sum; NULL: none.  The
-     * recurrence then starts with this score as the maximum, and with a sum of 1. */
+    /* [heads] The score of a key without a value; NULL: there is no such key. The score enters only
+     * the softmax's sum. With sinks the online-softmax recurrence starts with this score as the
+     * maximum, and with a sum of 1. */
     const float *sinks;
     /* The row also sees the tokens behind it, window - 1 of them at most.  The batch then has all
      * rows of each sequence.  Only on devices whose memory is the host's. */

@@ -135,7 +135,7 @@ static long match(const struct answer *a, enum form_tag tag, size_t at)
     return tag_match(&a->f->tag[tag], a->in.p, a->in.n, at);
 }
 
-/* Returns whether the tag ends the call at this place: whole, or cut off by the answer's end. */
+/* Returns whether more text may still complete the tag that match found the beginning of (m). */
 static bool may_still(const struct answer *a, long m)
 {
     return m == MATCH_MORE && !a->is_final;
@@ -149,9 +149,9 @@ static size_t skip_blanks(const struct answer *a, size_t at)
     return at;
 }
 
-/* What is being read is no call: all of it is text, and reading goes on behind its first closing
- * tag, or where it went wrong. If the answer has ended, the rest of it is text: a call that was
- * cut must not give birth to one that its argument quotes. */
+/* What is being read is no call. Shows it as text up to its first closing tag, or up to where it
+ * went wrong, and reads on from there. If the answer has ended, shows all of the rest: a call that
+ * was cut must not become another call that its argument quotes. */
 static bool fail(struct answer *a)
 {
     size_t to = MAX(a->at, a->body);
@@ -166,8 +166,8 @@ static bool fail(struct answer *a)
     return go(a, text);
 }
 
-/* Searches for a tag from `scan` on. Returns its offset, with its end in *end; a->in.n if it is not
- * there yet. */
+/* Moves a->scan to the next tag. Returns the tag's offset, with its end in *end, or a->in.n if the
+ * text has no whole tag yet. */
 static size_t search(struct answer *a, enum form_tag tag, size_t *end)
 {
     for (; a->scan < a->in.n; a->scan++) {
@@ -344,8 +344,8 @@ static bool is_of_name(char c)
            strchr("_-.:/", c) != NULL;
 }
 
-/* Sets the name to in[from, to), without what the syntax puts around it. Returns whether such a
- * tool was offered. */
+/* Sets the call's name to in[from, to), without what the syntax puts around it. Returns whether a
+ * tool of this name was offered. */
 static bool set_name(struct answer *a, size_t from, size_t to)
 {
     const char *s = a->in.p;
@@ -367,8 +367,8 @@ static bool set_name(struct answer *a, size_t from, size_t to)
     return tools_have(a->tools, a->name.p);
 }
 
-/* Returns the end of the name that begins at `at`, and in *end where the arguments begin;
- * a->in.n if it is not there yet. */
+/* Finds the end of the name that begins at a->at. Returns its offset, with the beginning of the
+ * arguments in *end, or a->in.n if the end is not there yet. */
 static size_t name_end(struct answer *a, size_t *end)
 {
     enum call_body body = a->f->calls->body;
@@ -800,8 +800,8 @@ static bool close_more(struct answer *a)
 
 /* --- channels ------------------------------------------------------------------------- */
 
-/* Returns the end of the word behind the tag in in[at, end), and in *from its beginning; `from` is
- * `end` if there is none. */
+/* Finds the word that follows the tag in in[at, end). Returns the word's end, with its start in
+ * *from. Both are `end` if the tag is not there. */
 static size_t word_behind(const struct answer *a, const char *tag, size_t at, size_t end,
                           size_t *from)
 {

@@ -42,8 +42,8 @@ static bool reads(const struct answer_form *f, const struct json *tools, const c
     return good && found == n_calls;
 }
 
-/* Some rows read a call only where an answer begins. That place is searched near the sample's
- * begin, since answer and generation prompt may have the same first bytes. */
+/* Returns whether the row reads the sample's n_calls calls. Some rows read a call only where an
+ * answer begins. For these the sample is read from s->begin on. */
 static bool row_reads(const struct call_syntax *row, const struct json *tools,
                       const struct answer_sample *s, size_t n_calls)
 {

@@ -15,7 +15,9 @@
 /* A prompt that ends with an answer. */
 struct answer_sample {
     const char *text; /* NULL: the template renders no such answer */
-    size_t n, begin;  /* the answer begins near `begin` */
+    /* begin: where the text first differs from the prompt before the answer. The answer begins
+     * there, or some bytes earlier, if the prompt has its first bytes, too. */
+    size_t n, begin;
 };
 
 struct answer_samples {

@@ -76,8 +76,9 @@ long tag_match(const struct tag *t, const char *s, size_t n, size_t at);
 
 /* --- values --------------------------------------------------------------------------- */
 
-/* Appends the JSON text of a value that stands between tags: its own text if `is_text`, or if it is
- * no JSON. */
+/* Appends the JSON text of a value that stands between tags. JSON stays as it is, Python's True,
+ * False and None become JSON's, and any other text becomes a string. If `is_text`, every value
+ * becomes a string. */
 void value_append(struct textbuf *out, const char *s, size_t n, bool is_text);
 /* Appends the JSON text of {key:value} (CALL_BRACES). Returns false if it is malformed. */
 bool value_append_braces(struct textbuf *out, const struct tag *quote, const char *s,
@@ -89,8 +90,8 @@ bool value_python_call(const char *s, size_t n, size_t *at, struct textbuf *name
 
 /* Returns whether the tool of that name was offered. */
 bool tools_have(const struct json *tools, const char *name);
-/* Returns whether that parameter of the tool is text, by its schema. *is_known: the schema has the
- * parameter. */
+/* Returns whether the tool's schema says that the parameter `key` is text. *is_known: the schema
+ * has the parameter. */
 bool tools_want_text(const struct json *tools, const char *name, const char *key,
                      bool *is_known);
 

@@ -128,7 +128,7 @@ static void put(struct reader *r, const char *s)
 static bool read_value(struct reader *r);
 
 /* Reads a text between quotes that are tags; there are no escapes. Returns false without a change
- * if no quote stands here. */
+ * if no quote begins here. Else returns true, and *good says whether the text is closed. */
 static bool read_quoted(struct reader *r, bool *good)
 {
     (void)peek(r);

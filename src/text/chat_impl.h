@@ -40,15 +40,15 @@ struct chat_template {
     bool text_arguments;    /* arguments are JSON text; false: an object */
     bool short_ids;         /* ids of calls have exactly nine letters and digits */
     bool single_calls; /* a message with two calls is refused, or one of them is lost */
-    /* Text beside calls is shown in the same message, or in a message before it. If both are
-     * false, one of the two is lost. */
+    /* A text beside calls is shown, if it stands in the same message, or in a message before it. If
+     * both are false, either the text or the calls are lost. */
     bool text_beside_calls, text_before_calls;
     /* The template refuses a conversation without tools; a tool without a description. */
     bool needs_tools, needs_descriptions;
     bool tool_results; /* messages of the role tool are shown */
-    /* The template knows the role developer, shows a second system message at the beginning, shows
-     * one behind the beginning at its place, and takes two messages in a row of the user, of the
-     * assistant. */
+    /* What the template knows or takes: the role developer, a second system message at the
+     * beginning, a system message at a later place (shown there), two messages of the user in a
+     * row, two of the assistant. */
     bool developer, two_systems, later_system, two_users, two_answers;
     /* The member of a message in which the template shows thoughts; NULL: none. */
     const char *thought_key;
@@ -57,11 +57,12 @@ struct chat_template {
      * on purpose. */
     bool no_thoughts;
     bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
-    /* Calls are written into the content, as the model writes them: always, since the template does
-     * not show them; or beside text, since it would leave out either. */
+    /* Calls are written into the content, as the model writes them. written_calls: always, since
+     * the template does not show them. written_beside_text: beside text, since the template would
+     * lose the text or the calls. */
     bool written_calls, written_beside_text;
-    /* The template shows calls itself. With written_calls: in a form that is not known, which is
-     * good enough if the request has no tools. */
+    /* The template shows calls itself. If written_calls is set too, it shows them in a form that
+     * the parser does not know; that form is used for requests without tools. */
     bool native_calls;
 };
 
@@ -98,8 +99,9 @@ void chat_old_id(size_t message, char out[16]);
 struct json *chat_short_id(const struct json *id);
 /* Returns the calls with arguments as objects, where they are JSON of objects. */
 struct json *chat_object_calls(const struct json *calls);
-/* Returns the messages with their results in order; those with several calls apart, if the template
- * takes one at a time. (*place)[i]: the number of message i as the request counts, from malloc. */
+/* Returns the messages with their results in the order of the calls. If the template takes one call
+ * at a time, splits messages with several calls. (*place)[i] is the number of message i in the
+ * request. The caller frees *place. */
 struct json *chat_order_results(const struct chat_template *t, const struct json *messages,
                                 size_t **place);
 

@@ -97,8 +97,8 @@ static void join_value(struct joined *j, const struct json *text, const char *be
         join(j, s, n, between);
 }
 
-/* Adds the texts of a content, a string or parts. thoughts: those of the thoughts among the parts,
- * else those of the others. */
+/* Adds the texts of a content, a string or a list of parts. If `thoughts`, only those of parts that
+ * are thoughts; else only those of other parts. */
 static void join_content(struct joined *j, const struct json *content, bool thoughts)
 {
     if (is_string(content) && !thoughts)
@@ -245,8 +245,8 @@ static void put_part(const struct json *thought, struct json *to)
     json_put(to, "content", list);
 }
 
-/* Puts the thought where the template looks for it. A template that knows none gets the text that
- * the model wrote: thought and answer in one. */
+/* Puts a message's thought where the template shows thoughts. If the template shows none, puts it
+ * in front of the answer in the content, between the model's tags. */
 static int prepare_thought(const struct chat_template *t, const struct json *from,
                            struct json *to, struct err *err)
 {
@@ -308,9 +308,9 @@ static int write_calls(const struct talk *k, size_t i, struct json *to, struct e
     return rc;
 }
 
-/* Sets the content of a message with tool calls, after prepare_content, if the template wants
- * another form beside calls. *before: NULL, or the message that shows the content in front of the
- * calls. */
+/* Changes the content of a message with tool calls, after prepare_content, if the template wants
+ * another form beside calls. *before gets a message that shows the content in front of the calls,
+ * or NULL. Also decides on the role of the results that follow (k->results_follow). */
 static int prepare_beside_calls(struct talk *k, size_t i, struct json *to,
                                 struct json **before, struct err *err)
 {
@@ -399,8 +399,8 @@ static bool is_nothing(const struct json *v)
     return json_kind(v) != JSON_KIND_INT && json_kind(v) != JSON_KIND_REAL && is_empty(v);
 }
 
-/* Takes a member that is not prepared. One that would change the answer and cannot is refused; one
- * that the template does not show is noted. */
+/* Copies a member that needs no preparation. Refuses a member that should change the answer and
+ * cannot. Notes in k->unshown a member that the template may not show. */
 static int take_member(struct talk *k, const char *role, const char *key,
                        const struct json *value, size_t i, struct json *to, struct err *err)
 {
@@ -488,9 +488,9 @@ static bool is_same(const struct json *a, const struct json *b)
     return same;
 }
 
-/* Makes a message with the role, the contents and the other members of both. *n_first: bytes of its
- * content that come from the first one. A member that the template shows, and that only one of them
- * has or that differs, is refused. */
+/* Joins two messages of one role. *out gets the contents and the other members of both, and
+ * *n_first the size of its content that is a's. Refuses a member that the template shows and that
+ * differs, or that only one message has. */
 static int join_messages(const struct chat_template *t, const struct json *a,
                          const struct json *b, struct json **out, size_t *n_first,
                          struct err *err)
@@ -584,8 +584,8 @@ static bool excludes(const struct chat_template *t, const struct json *a,
             json_member(a, "tool_calls") == NULL && thought_of(b) == NULL);
 }
 
-/* Notes that message `from` of the request begins at a place of the prepared ones, which come in
- * order. What lies behind a mark begins where the first message behind the mark does. */
+/* Notes that message `from` of the request begins at `byte` of the prepared message `message`.
+ * Messages are noted in order. A mark's place is that of the first message behind the mark. */
 static void note_place(struct talk *k, size_t from, size_t message, size_t byte)
 {
     for (int i = 0; i < k->n_marks; i++)
@@ -737,8 +737,8 @@ static void tell_unshown(const struct talk *k, char *out)
     }
 }
 
-/* Returns the tools in the form that the template takes: NULL if there are none, unless it walks a
- * list without looking. */
+/* Returns the tools in the form that the template takes. Returns NULL for a request without tools,
+ * but an empty list for a template that fails without one. */
 static struct json *prepare_tools(const struct chat_template *t, const struct json *tools)
 {
     if (json_kind(tools) != JSON_KIND_ARRAY)

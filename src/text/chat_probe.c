@@ -21,8 +21,9 @@
     "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"description\":\"d\","    \
     "\"parameters\":{\"type\":\"object\",\"properties\":{}}}}"
 
-/* Returns the prompt of a probe's messages; NULL if the template refuses them. tools NULL: none,
- * unless the template needs some. */
+/* Renders a probe's messages. Returns the prompt, which the caller frees, or NULL if the template
+ * refuses them. `tools` NULL: no tools, or one if the template needs some. `ask`: the prompt ends
+ * where an answer begins. */
 static char *render(const struct chat_template *t, const char *messages, const char *tools,
                     bool ask, size_t *n)
 {
@@ -209,8 +210,8 @@ static char *call_text(const struct chat_template *t, const struct shape *s, siz
 }
 
 /* Returns whether the prompt shows the call's argument correctly: not as a dict that Python prints,
- * not as JSON text that was quoted once more, and without null content printed as None. also: NULL,
- * or a text that the prompt must show. */
+ * not as JSON text that was quoted once more, and without null content printed as None. If `also`
+ * is not NULL, the prompt must show that text, too. */
 static bool shows_call(const struct chat_template *t, const struct shape *s,
                        const char *also)
 {
@@ -228,8 +229,8 @@ static bool shows_call(const struct chat_template *t, const struct shape *s,
     return shown;
 }
 
-/* Returns whether the template shows the call in one of four conversations; then *s is the first
- * one. */
+/* Tries four conversations with the call of *s, and leaves in *s the first one in which the
+ * template shows the call. Returns false if it shows the call in none. */
 static bool finds_call(const struct chat_template *t, struct shape *s, const char *also)
 {
     for (int i = 0; i < 4; i++) {
@@ -377,8 +378,8 @@ static struct answer_sample sample(char *text, size_t n, const char *asked, size
     return (struct answer_sample){.text = text, .n = n, .begin = same};
 }
 
-/* Returns what the sample has behind its thought: the tag, with the blanks around it; NULL: no tag
- * follows the thought. */
+/* Returns what follows the thought in a sample, up to the end of its closing tag and the blanks
+ * behind it, from malloc. Returns NULL if no tag follows the thought closely. */
 static char *thought_end(const struct thought_syntax *tags, const struct answer_sample *s)
 {
     const char *end = s->text + s->n;

@@ -102,8 +102,8 @@ int32_t tokenizer_size(const struct tokenizer *t);
  * tokenizer_size belong to special tokens that a folder names without an id, such as `pad_token`.
  * A model often has no embedding for them and needs none unless they occur in a text. */
 int32_t tokenizer_n_listed(const struct tokenizer *t);
-/* Returns ERR_USAGE, naming the token, if an id has no row in a model's n_rows embeddings.  The ids
- * are tokenizer_encode's. */
+/* Returns 0, or ERR_USAGE with the first token whose id has no row among a model's n_rows
+ * embeddings. The ids are tokenizer_encode's. */
 int tokenizer_check_rows(const struct tokenizer *t, const int32_t *ids, size_t n,
                          int32_t n_rows, struct err *err);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: the tokenizer names no BOS */

@@ -134,8 +134,8 @@ static bool find_holder(const char *s, size_t n, char holder[HOLDER_BYTES])
     return false;
 }
 
-/* Removes holders in place and lists their positions. Returns false if there is no memory for the
- * list. */
+/* Removes the holders of guards from s, and adds their places to *moved. Returns false if there is
+ * no memory for the list. */
 static bool take_holders(char *s, size_t *n, const char *holder, struct guards *moved)
 {
     const char *at = s, *end = s + *n, *next;
@@ -152,9 +152,9 @@ static bool take_holders(char *s, size_t *n, const char *holder, struct guards *
     return true;
 }
 
-/* Normalizes s[0, n) into *out.  s begins at byte s_at of the text to which g's places refer.
- * *moved gets the places in *out of the guards that lie in s.  The caller frees *out and moved->at.
- */
+/* Normalizes s[0, n) into *out. s begins at byte s_at of a longer text, to which the places in *g
+ * refer. *moved gets the places in *out of the guards that lie in s. The caller frees *out and
+ * moved->at. */
 static int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
                             const char *s, size_t n, struct guards *moved, char **out,
                             size_t *n_out, struct err *err)
@@ -218,8 +218,8 @@ static int encode_plain(struct encoding *e, const char *s, size_t n, bool at_sta
 
 typedef int encode_fn(struct encoding *e, const char *s, size_t n, bool at_start);
 
-/* Finds f's tokens in s and passes the text between them to fn.  guards: places in a longer text,
- * in which s begins at s_at. */
+/* Finds f's tokens in s, adds their ids, and passes the text between them to fn. `guards` has
+ * places in a longer text, in which s begins at s_at. */
 static int encode_between(struct encoding *e, const struct added_finder *f,
                           const struct guards *guards, size_t s_at, const char *s, size_t n,
                           bool at_start, encode_fn *fn)
