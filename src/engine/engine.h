@@ -73,7 +73,7 @@ struct engine_opts {
     /* Most guesses of a sequence in a step (guess.h), at most GUESS_MOST; 0: none are made. Only on
      * a device whose memory is host memory, and not with `mixed`. */
     int most_guesses;
-    bool always_guesses; /* whether or not guesses are expected to make answers faster */
+    bool always_guesses; /* guesses even if that is not expected to make answers faster */
     bool reuse;          /* equal prefixes share blocks of the KV cache */
     int64_t age_ns; /* waiting time that is worth one step of priority; 0: one second */
 };
@@ -109,8 +109,8 @@ struct outcome {
     enum stall_end stall;
 };
 
-/* Adds a sequence to those that wait. It takes a share of the request. Returns ERR_LIMIT if it can
- * never fit, or -ENOMEM if there is no memory for its blocks' table now. */
+/* Adds a sequence to those that wait. The sequence takes a share of the request. Returns ERR_LIMIT
+ * if the request can never fit, or -ENOMEM if there is no memory for its tokens now. */
 int engine_add(struct engine *e, struct request *r, struct seq **out, struct err *err);
 const struct outcome *seq_outcome(const struct seq *s);
 /* Returns the number of tokens whose state is in the KV cache, restored or computed. */

@@ -22,10 +22,10 @@
 enum {
     GUESS_MOST = 15,   /* most guesses of one sequence in a step */
     GUESS_ROWS = 15,   /* most guesses of a step, of all sequences */
-    GUESS_LEAST = 3,   /* tokens of a match of which several earlier places are tried */
+    GUESS_LEAST = 3,   /* for a match of so many tokens several earlier places are tried */
     GUESS_LENGTHS = 8, /* classes of the length of a match */
-    /* These stand for the length of a match: a proposal goes on behind tokens that were others; the
-     * answer's form leaves no choice. */
+    /* Two values in place of a match's length: the last found place goes on, although the text
+     * differs there; the answer's form leaves no choice. */
     GUESS_ASIDE = 1,
     GUESS_FORCED = 1000,
     GUESS_MAX_ROWS = 64 /* passes of more rows are not learned */
@@ -33,8 +33,8 @@ enum {
 
 /* --- what could follow ------------------------------------------------------------------------ */
 
-/* The tokens of a context, by each run of GUESS_LEAST and of 2 of them. Takes 24 to 40 bytes a
- * token, of long texts 8 and 512 KiB. */
+/* Index of a context's tokens by each run of GUESS_LEAST tokens and each run of 2. Takes 24 to 40
+ * bytes a token; for long texts 8 bytes a token and 512 KiB. */
 struct guess_index;
 
 /* Returns an index of at most `room` tokens, or NULL without memory. */
@@ -45,10 +45,11 @@ void guess_index_add(struct guess_index *x, const int32_t *ids, int n);
 /* Returns the number of tokens so far. */
 int guess_index_count(const struct guess_index *x);
 /* Finds the longest of the recent places where the text's end, at least two tokens, occurred
- * before, and writes the `most` tokens that followed there to out; where these reach the end of the
- * text, they go on with their own beginning. If there is no such place, the last one that was found
- * goes on beside the text, for a few tokens: one of them may have replaced another. Returns the
- * length of the match, GUESS_ASIDE, or 0: nothing is proposed. */
+ * before, and writes the `most` tokens that followed there to out. If these reach the end of the
+ * text, they go on with their own beginning. If there is no such place, the last found place goes
+ * on for a few tokens, beside the text: one of them may have replaced another. Returns the length
+ * of the match; if the last place goes on, GUESS_ASIDE plus the number of tokens that agree again;
+ * or 0 if nothing is proposed. */
 int guess_index_find(struct guess_index *x, int most, int32_t *out);
 
 /* --- how often guesses are right -------------------------------------------------------------- */

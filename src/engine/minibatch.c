@@ -103,6 +103,8 @@ static double imbalance_with(const struct hybrid_machine *m, const struct miniba
 
 /* --- the paper's method ----------------------------------------------------------------------- */
 
+/* Fills mini-batch k. Of the requests without a mini-batch, in their order, each joins that has
+ * room and does not raise F_b. */
 static void fill_in_order(const struct hybrid_machine *m, const struct minibatch_room *room,
                           const struct minibatch_request *r, int n, int k, int *of,
                           struct minibatch *b)
@@ -248,7 +250,7 @@ static double lanes_seconds(const struct hybrid_machine *m, const struct minibat
 /* --- several ways to begin -------------------------------------------------------------------- */
 
 /* Forms n_bins mini-batches of requests in their order. Their numbers of requests differ by at most
- * one, as hybrid_share_requests assumes. Returns whether they have room. */
+ * one, as hybrid_share_requests assumes. Returns false if a mini-batch has too little room. */
 static bool form_as_they_come(const struct minibatch_room *room,
                               const struct minibatch_request *r, int n, int n_bins, int *of,
                               struct minibatch *bins)
@@ -280,9 +282,10 @@ static int begin(const struct hybrid_machine *m, const struct minibatch_room *ro
     return form_balanced(m, room, r, n, slacks[way], n_bins, of, bins);
 }
 
-/* Full buffers determine the number of mini-batches. Whole requests seldom fill equal shares
- * exactly, so several sizes of the share are tried, and the requests in their order. The shortest
- * layer wins. In a tie, the layer whose mini-batches are each balanced wins. */
+/* Forms the mini-batches in N_BEGINNINGS ways and keeps the best. Returns their number, at most as
+ * many as full buffers need. Whole requests seldom fill equal shares exactly, so several sizes of
+ * the share are tried. The last way takes the requests in their order. The way whose layer takes
+ * the least time wins. In a tie, the way with the smaller lanes_seconds wins. */
 static int form_best(const struct hybrid_machine *m, const struct minibatch_room *room,
                      const struct minibatch_request *r, int n, int *of,
                      struct minibatch *bins)

@@ -15,7 +15,7 @@
  * to their place:
  *
  *   a KV block on the device   is written where it lies
- *   another unfinished block   lies in the sequence's tail (engine/places.h); its 64th row finishes it
+ *   another unfinished block   lies in the sequence's tail (places.h); its 64th row finishes it
  *   a finished KV block        goes to the host
  *   the rows of an ACT block   go to its place: the layer's input, unchanged
  *   a TOKENS block             goes nowhere

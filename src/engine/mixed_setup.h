@@ -1,7 +1,7 @@
 /* mixed_setup.h - decides whether a job's contexts have blocks on the host, and how many of
  * which type (HybridServe, section 4.3.1).
  *
- *   off, recompute   all blocks are KV blocks on the device; blocks that find no room are computed again
+ *   off, recompute   all blocks are KV blocks on the device; those without room are computed again
  *   kv, act          blocks of this type alone
  *   paper            the paper's Algorithm 1
  *   auto             hybrid_choose; no ACT blocks if the link outruns the projection, or heads are

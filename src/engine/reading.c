@@ -114,8 +114,8 @@ static int finish_embedding(struct seq *s, struct stream *stream,
 
 /* --- rows ------------------------------------------------------------------------------------- */
 
-/* Computes what is read from the rows x, at most as many as the memory has room for, and brings it
- * to the host at *at: logits, or normalised rows. */
+/* Computes the logits of rows x, or their final norm for an embedding, and brings the result to the
+ * host at *at. Both lie in the logits buffer meanwhile, which must have room for all rows. */
 static int compute(struct seq *s, struct stream *stream, struct model_work *work,
                    const struct reading_memory *memory, struct mat x, const void **at)
 {
@@ -138,6 +138,7 @@ int reading_take(struct seq *s, struct stream *stream, struct model_work *work,
     const struct model_config *c = &s->shared->model->cfg;
     bool logits = ask->reads == HCACHE_READS_LOGPROBS;
     int64_t width = logits ? c->vocab_size : c->n_embd;
+    /* rows of this width that the logits buffer holds */
     int64_t most = MAX(memory->logits.rows * c->vocab_size / width, memory->logits.rows);
     int end = MIN(first_token + (int)x.rows, ask->n_prompt);
     int from = MAX(first_token, s->reading.n_read), rc = 0;

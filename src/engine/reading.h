@@ -34,7 +34,7 @@ bool reading_begin(struct seq *s);
 /* Reads x, the last layer's output of the tokens from first_token on. Waits for the stream. */
 int reading_take(struct seq *s, struct stream *stream, struct model_work *work,
                  const struct reading_memory *memory, int first_token, struct mat x);
-/* The prompt's last token has its logits: completes a judgement. */
+/* Call when the prompt's last token has its logits. Completes a judgement. */
 void reading_end(struct seq *s);
 
 #endif

@@ -33,7 +33,8 @@ struct request {
 
     /* The code that creates a request fills in the rest. */
     int32_t judges[2]; /* HCACHE_READS_JUDGEMENT: the ids of "yes" and "no" */
-    struct form *form; /* of the answer; NULL: any. The share belongs to the ticket. */
+    /* Form that the answer must have; NULL: any. The ticket owns the share. */
+    struct form *form;
     struct save_policy save;
     /* How the context continues beyond its window; context 0: it may not outgrow the model's
      * window. */

@@ -39,7 +39,9 @@ static int by_start(const void *a, const void *b)
     return (x->start_ms > y->start_ms) - (x->start_ms < y->start_ms);
 }
 
-static void take(struct hcache_lanes *out, struct hcache_span *span, int n, double total_ms)
+/* Sorts the n spans by their start. *out then owns them, in place of the spans that it had. */
+static void set_spans(struct hcache_lanes *out, struct hcache_span *span, int n,
+                      double total_ms)
 {
     free(out->span);
     qsort(span, (size_t)n, sizeof *span, by_start);
@@ -65,7 +67,7 @@ void lanes_predict(struct hcache_lanes *out, const struct plan_request *req,
                                          .method = item->method,
                                          .is_io = item->lane == PIPE_IO};
     }
-    take(out, span, n, p->restore_s * 1e3);
+    set_spans(out, span, n, p->restore_s * 1e3);
     free(p);
 }
 
@@ -87,7 +89,7 @@ void lanes_measure(struct hcache_lanes *out, struct restore *r)
                                              .is_io = lane == 0};
         }
     }
-    take(out, span, n, n > 0 ? (double)(end - t0) * 1e-6 : 0);
+    set_spans(out, span, n, n > 0 ? (double)(end - t0) * 1e-6 : 0);
     free(t);
 }
 
@@ -226,7 +228,8 @@ static int make_ranges(struct restore_phase *g, const struct store_hit *hits, in
     return n;
 }
 
-/* Plans the ranges of g, and returns how many of their tokens come back in *tokens. */
+/* Plans the ranges of g. *tokens gets how many of their tokens come back. Moved tokens cannot be
+ * recomputed, so a forced plan that lacks records for them is replaced by an auto plan. */
 static int plan_ranges(struct restore_phase *g, struct seq *s, struct plan_request *req,
                        int n_ranges, int64_t n_new, int64_t *tokens)
 {
@@ -396,6 +399,7 @@ static void teach(struct platform *p, const struct seq *s)
     if (correction_is_of_machine(&o, r->fault[0] == 0 && r->raced_layers == 0))
         correction_learn(p, &s->expected, &o);
 }
+
 /* Notes why not all stored chunks came back. */
 static void tell_miss(struct seq *s, const struct restore_result *r, int n_hits)
 {
@@ -423,8 +427,6 @@ void restore_report(struct platform *p, struct seq *s, int n_hits)
     else if (!s->has_first)
         s->shared->stats.n_surprises[s->out.surprise]++;
 }
-
-/* --- the phase -------------------------------------------------------------------------------- */
 
 /* --- life ------------------------------------------------------------------------------------- */
 
@@ -484,7 +486,8 @@ size_t restore_phase_bytes(const struct restore_phase *g)
 
 /* Ends a sequence's restore, or a RESTORE phase without one. n_stored chunks are known to be in the
  * store. A pin on the last one protects all of them, so the chunks that the sequence continues are
- * not evicted while it lives. */
+ * not evicted while it lives. Then the sequence goes to PREFILL, or to WAIT if moved tokens are
+ * missing, or stays in RESTORE while fused prefill has its new tokens. */
 static void end(struct restore_phase *g, struct seq *s, int n_stored)
 {
     if (n_stored > 0) {
@@ -708,7 +711,7 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
 /* --- reads that hang or crawl ----------------------------------------------------------------- */
 
 /* Judges the reads of a restore: they go on alone, recomputation races them, or the restore
- * gives them up. */
+ * gives them up. Lowers again_ns to the time at which they must be judged again. */
 static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     struct restore_reads r;
@@ -767,6 +770,7 @@ static void settle_fused(struct restore_phase *g, int rc)
     }
 }
 
+/* Runs one work item of fused prefill. *n gets its rows. Returns whether there was an item. */
 static bool fuse(struct restore_phase *g, int max_rows, int *n)
 {
     settle_fused(g, fused_work(&g->fused, max_rows, n));
@@ -791,6 +795,7 @@ static bool leaves_lookup(struct restore_phase *g, struct seq *s)
     return what == STALL_LEAVE;
 }
 
+/* Gives up the look-up of s, which then restores nothing. */
 static void leave_lookup(struct restore_phase *g, struct seq *s)
 {
     s->out.r.timings.lookup_ms = clock_ms(clock_now_ns() - s->t_start);
@@ -803,6 +808,8 @@ static void leave_lookup(struct restore_phase *g, struct seq *s)
     end(g, s, 0);
 }
 
+/* Takes a restoring sequence to its next state, if it is ready: the look-up has ended or is given
+ * up, the reads are judged, all chunks are back, or fused prefill is over. */
 static void move_on(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     const struct restore_found *f;

@@ -179,8 +179,6 @@ void upcoming_end(struct seq *s)
     *u = (struct seq_upcoming){0};
 }
 
-/* --- the schedule ----------------------------------------------------------------------------- */
-
 _Static_assert((int)LEAD_CHUNK_TOKENS == (int)KV_BLOCK_TOKENS, "a chunk is a block");
 
 /* --- the list --------------------------------------------------------------------------------- */
@@ -330,8 +328,8 @@ static bool states_go_farther(struct seq *s)
     return found;
 }
 
-/* Returns whether the store has more of the prompt than the device. Then s has given recurrent
- * states up. */
+/* Returns whether the store has more of the prompt than the device. If so and layers are recurrent,
+ * s has given up the device's tokens (seq_give_up_known). */
 static bool store_has_more(struct seq *s)
 {
     int next = s->n_done / STORE_CHUNK_TOKENS + 1;

@@ -66,8 +66,8 @@ static bool reserve_tokens(struct seq *s, int n_max)
            chain_try_prepare(&s->chain, n_max / STORE_CHUNK_TOKENS);
 }
 
-/* Opens the index of guesses, or leaves it NULL without memory. A prediction stands behind the
- * prompt's end there, so that it is proposed where the answer begins. */
+/* Opens the index of guesses. Leaves it NULL if nothing is to be guessed, or without memory. It
+ * begins with the prompt's end and the prediction, which is so proposed as the answer begins. */
 static void open_index(struct seq *s)
 {
     enum { MOST_OF_PROMPT = 64 };
@@ -124,7 +124,8 @@ static void release_pin(struct seq *s)
     s->pin.impl = NULL;
 }
 
-/* Forgets the save from before a preemption: its chunks are in the store and are found there. */
+/* Forgets the save from before a preemption, whose chunks are found in the store, and the pin.
+ * Notes in stairs.lost why the save ended early, if it did. */
 static void forget_save(struct seq *s)
 {
     if (save_ended(s->save) != SAVE_GOES_ON)
@@ -211,10 +212,10 @@ static bool pin_to_continue(struct seq *s, const struct sha256 *key)
     return false;
 }
 
-/* Pins the stored partial chunk behind n full chunks that has the most of the prompt's next tokens:
- * that of the device's unfinished block, or the longest whose tokens the prompt has. Returns how
- * many of these tokens agree. 0: there is none, or the store has the full chunk, which is better.
- * *n_held gets how many agree with the device's block. Looks into the store's memory only. */
+/* Pins the stored partial chunk behind n full chunks of the prompt: that of the device's unfinished
+ * block if it is stored, else the longest one whose tokens the prompt has. Returns how many of its
+ * tokens agree with the prompt; 0 if there is none, or the store has the full chunk, which is
+ * better. *n_held gets how many tokens of the device's block agree. */
 static int pin_tail(struct seq *s, int n, int *n_held)
 {
     const struct view *v = &s->view;
@@ -259,7 +260,8 @@ static bool awaits_tail(struct seq *s, int n)
 }
 
 /* Takes the longest state that stands behind known tokens; the table has all known full blocks. If
- * the sequence is saved, a state inside a block needs that stored partial chunk, as below. */
+ * the sequence is saved, a state inside a block needs that stored partial chunk, as in take_known
+ * (-EAGAIN). Without room for the state, drops all blocks and returns 0. */
 static int take_state(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -292,8 +294,8 @@ static int take_state(struct seq *s)
 
 /* Takes known blocks. Full blocks are shared. The block in which the sequence diverges is copied.
  * If the sequence is saved, it takes no more of that block than a stored partial chunk has: a chunk
- * is saved whole, and the records of the rows that are not computed come from there. -EAGAIN: that
- * chunk is on its way to the store. */
+ * is saved whole, and the records of the rows that are not computed come from there. Returns
+ * -EAGAIN if that chunk is on its way to the store. */
 static int take_known(struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -374,6 +376,7 @@ static void name_all_blocks(struct seq *s)
     }
 }
 
+/* Makes the blocks of s known by their tokens, and names them. */
 static void keep(struct seq *s)
 {
     if (s->has_gap)
@@ -382,7 +385,7 @@ static void keep(struct seq *s)
     name_blocks(s);
 }
 
-/* Makes new full blocks, and a prompt's last one, known in the KV cache. */
+/* Makes new full blocks, and a prompt's last one, known, and marks them as saved if they are. */
 static void keep_new(struct seq *s)
 {
     bool prompt_ends = s->phase == PHASE_PREFILL && s->n_done == s->view.n_tokens;
@@ -472,20 +475,17 @@ int64_t seq_committed_tokens(const struct seq *s)
     if (saved > s->n_before_save)
         return saved;
     int n_taken = s->out.r.device_tokens / STORE_CHUNK_TOKENS;
-    struct store_hit hit;
     struct store *store = s->shared->store;
     if (n_taken * STORE_CHUNK_TOKENS > known && store != NULL &&
-        store_pin(store, &s->chain.keys[n_taken - 1], &hit)) {
-        store_release(store, &hit, 1);
+        store_pin(store, &s->chain.keys[n_taken - 1], NULL))
         known = (int64_t)n_taken * STORE_CHUNK_TOKENS;
-    }
     return known;
 }
 
 /* --- snapshots of recurrent layers' states --------------------------------------------------- */
 
-/* Returns the states of s as they are saved: they have seen all tokens that are done, although the
- * newest may have been guesses. */
+/* Takes the states of s over all tokens that are done: the newest of these may have been guesses,
+ * over which states do not advance. Returns where the states lie. */
 static struct save_states states_of(const struct seq *s)
 {
     const struct seq_shared *sh = s->shared;
@@ -523,8 +523,8 @@ bool seq_snapshot_follows(const struct seq *s, int n, int newest)
            snapshot_is_due(&v);
 }
 
-/* Takes the snapshot that is due here, if any, for the store and for the device. One that finds no
- * room in the saver is left out. */
+/* If a snapshot is due behind n_done tokens, gives it to the saver, and keeps it on the device if
+ * it stands at the end of a known block. Leaves it out of the store if the saver has no room. */
 static void snapshot_here(struct seq *s)
 {
     const struct snapshot_view v = snapshots_of(s, s->n_done);
@@ -562,7 +562,8 @@ static void keep_truncation(struct hcache_result *to, const struct hcache_result
     to->truncation = from->truncation;
 }
 
-/* Reports the statistics of a preempted sequence's first admission in place of the present ones. */
+/* Reports the statistics of a preempted sequence's first admission in place of the present ones,
+ * but sums the bytes and the time of restores. Counts recovered and recomputed tokens. */
 static void tell_first(struct seq *s)
 {
     struct outcome again = s->out;
@@ -623,7 +624,7 @@ static void leave(struct seq *s)
 }
 
 /* Gives up place and blocks. From now on the statistics of the first admission that has computed
- * something are reported. What another one has restored is restored again, and counts then. */
+ * something are reported. If none has, they are cleared: the next admission restores again. */
 static void leave_again(struct seq *s)
 {
     if (s->phase != PHASE_RESTORE && seq_at(s) > s->out.r.cached_tokens) {
@@ -759,7 +760,8 @@ static void digest_logits(struct seq *s, int vocab)
     s->out.r.logits_digest = checksum64(link, sizeof link);
 }
 
-/* Takes the next token. */
+/* Appends the token that was chosen (s->next) to the answer, or fails s if none could be chosen.
+ * Ends s if the answer is complete. */
 static void take_token(struct seq *s)
 {
     const struct model_config *c = &s->shared->model->cfg;

@@ -80,17 +80,16 @@ struct seq_upcoming {
 
 /* What could follow the last known token of a decoding sequence. */
 struct seq_guess {
-    /* Of the request's prediction, [n_before], and the known tokens; NULL: none. */
+    /* Index of n_before tokens (the prompt's end and the request's prediction), then of the known
+     * tokens. NULL: nothing is guessed. */
     struct guess_index *index;
     int n_before;
     struct guess_rates rates;
     int32_t ids[GUESS_MOST]; /* the proposal, which begins with the next token */
     int match; /* length of the match in front of its next token; 0: there is no proposal */
     int n_found; /* tokens of the proposal */
-    int n_taken; /* tokens that were chosen since */
-    /* In the present batch: tokens of the proposal that it computes, and the first of their rows in
-     * next_token. */
-    int n, row;
+    int n_taken; /* tokens that were chosen since the proposal was made */
+    int n, row;  /* tokens that the present batch computes; their first row in next_token */
 };
 
 /* What was read from the prompt's rows so far (reading.h). */
@@ -162,8 +161,8 @@ struct seq {
     struct seq_upcoming upcoming;
     /* Pin on the last stored chunk of the sequence's prompt; impl NULL: no pin. */
     struct store_hit pin;
-    /* When s began to wait for a partial chunk on its way to the store, and the saver's mark then;
-     * 0: it did not. */
+    /* When s began to wait for a partial chunk on its way to the store, and the saver's mark then.
+     * t_tail 0: it has not waited. */
     int64_t t_tail;
     uint64_t tail_mark;
     struct stairs stairs;
@@ -181,8 +180,9 @@ struct seq {
     /* Statistics of the first admission that began to compute; reported if the sequence was
      * preempted since (has_first). */
     bool has_first;
-    bool
-        forgets_miss; /* it lost its place before that: the next admission has its own reasons */
+    /* The sequence lost its place before it began to compute. The next admission clears the reason
+     * for a miss. */
+    bool forgets_miss;
     struct outcome first;
 };
 
@@ -207,12 +207,13 @@ void seq_destroy(struct seq *s);
 bool phase_may_follow(enum phase from, enum phase to);
 
 /* WAIT: forgets the save and the pin of s, and gives s its first blocks: known ones (n_done then
- * counts their tokens), and new ones for the rest. If the pool has too few, or the partial chunk
- * of a known block is about to be stored, s gets none, and false is returned. s still waits: a
- * transition to RESTORE or PREFILL follows. */
+ * counts their tokens), and new ones for the rest. Returns false if the pool has too few blocks, or
+ * if the partial chunk of a known block is about to be stored. s then has no blocks. The phase
+ * stays WAIT; after true a transition to RESTORE or PREFILL follows. */
 bool seq_take_place(struct seq *s);
-/* Gives up the tokens that s has just taken over from the device, and keeps its place. Returns
- * false, with s unchanged, if the blocks would not suffice. */
+/* Gives up the known blocks that s has just taken, and takes new blocks for all its tokens. s keeps
+ * its place. Returns false, with s unchanged, if the pool's free blocks and the blocks that no
+ * other sequence shares with s are too few. */
 bool seq_give_up_known(struct seq *s);
 /* WAIT -> RESTORE. */
 void seq_enter_restore(struct seq *s);
@@ -237,7 +238,7 @@ void seq_end_stair(struct seq *s);
 void seq_retry(struct seq *s);
 /* -> DONE. The session goes idle, so its tail is saved, too. */
 void seq_finish(struct seq *s, enum finish why);
-/* -> DONE with an error: the message, or NULL to keep outcome.err's. */
+/* -> DONE with the error rc. message NULL: outcome.err already has the message. */
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
 
@@ -288,9 +289,10 @@ bool seq_is_saved(const struct seq *s);
 /* Returns whether s computes its whole prompt, because it reads every row (reading.h). */
 bool seq_reads_all(const struct seq *s);
 /* Returns how many rows behind position `from` the next snapshot of the sequence's states is due. A
- * prefill ends a piece there. INT_MAX: its states are not saved. */
+ * prefill ends a piece there. Returns INT_MAX if none is due. */
 int seq_rows_to_snapshot(const struct seq *s, int from);
-/* Returns whether a snapshot is due once n tokens are restored, from one behind `newest`. */
+/* Returns whether a snapshot is due behind n restored tokens if the newest saved one stands behind
+ * `newest` tokens. */
 bool seq_snapshot_follows(const struct seq *s, int n, int newest);
 /* Returns whether s may take known blocks. A forced plan may not: it is carried out in full. A
  * sequence that carries its view may not: it needs K before RoPE, which blocks do not have. */

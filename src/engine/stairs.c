@@ -244,11 +244,7 @@ bool stairs_must_wait(const struct seq *s)
 
 static bool is_stored(const struct seq *s, const struct sha256 *key)
 {
-    struct store_hit hit;
-    bool found = s->shared->store != NULL && store_pin(s->shared->store, key, &hit);
-    if (found)
-        store_release(s->shared->store, &hit, 1);
-    return found;
+    return s->shared->store != NULL && store_pin(s->shared->store, key, NULL);
 }
 
 /* Returns whether the device or the store has all moved tokens of the view. */
@@ -308,8 +304,9 @@ static void choose_view(struct seq *s)
     view_set(&s->view, &s->chain, s->tokens, s->n_tokens, 0);
 }
 
-/* Replays the stairs, because the stair that s was on has lost its state. If the store cannot keep
- * the state, s replays without it, or waits until it may. */
+/* Decides how s replays its stairs, because the stair that it was on has lost its state. With a
+ * store that keeps state, the chosen view already begins the replay. Otherwise s replays without
+ * the store, or waits until it may, or fails. */
 static void replay(struct seq *s)
 {
     enum save_end lost = s->save != NULL ? save_ended(s->save) : s->stairs.lost;

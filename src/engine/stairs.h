@@ -6,7 +6,7 @@
  * store at their new positions, like any saved context. No state on the device is rotated to a
  * new position.
  *
- *   prefill, decode ... end of a stair --> WAIT (saves settle) --> stairs_choose --> RESTORE --> ...
+ *   prefill, decode .. end of a stair --> WAIT (saves settle) --> stairs_choose --> RESTORE --> ..
  *
  * A sequence that begins with more tokens than the window holds chooses the last stair whose
  * moved tokens the device or the store has. If there is none, it begins with the first stair and

@@ -226,7 +226,8 @@ static void shape_row(struct next_token *h, struct seq *q, int n_vocab, float *l
                    logits, &q->form_err);
 }
 
-/* Shapes the logits that came down, at [n][vocab]. On unified memory they are the logits. */
+/* Shapes the logits of the first n sequences, which came down to at [n][vocab], and copies the
+ * shaped ones up. On unified memory `at` is the logits themselves, so nothing is copied. */
 static int shape(struct next_token *h, struct stream *s, struct mat logits, const float *at,
                  int n)
 {
@@ -281,6 +282,7 @@ int next_token_run(struct next_token *h, struct stream *s, struct model_work *wo
     int rc = model_head(h->model, work, s, mat_rows(h->in, 0, n + h->n_guesses),
                         mat_rows(h->logits, 0, n + h->n_guesses));
     bool shaped = any_is_shaped(h, n);
+    /* Shaping is done on the host. Without shaping only the wanted logits come down. */
     int n_down = shaped ? n : h->n_wanted;
     if (rc == 0 && n_down > 0)
         rc = readback_start(&h->logits_back, s, logits.data,
@@ -424,7 +426,7 @@ static bool comes_to_end(const struct seq *s)
     return seq_at(s) + s->n_rows - s->guess.n == s->n_tokens;
 }
 
-/* Begins with next_token for the sequences that come to their end. */
+/* Begins a batch of next_token, with the sequences whose last known token this batch computes. */
 static void begin_ends(struct step_batch *b)
 {
     int n = 0, n_wanted = 0;
@@ -506,6 +508,7 @@ static int end_piece(void *arg, int layer, int piece)
     return 0;
 }
 
+/* Takes the mini-batches that were cut through all layers, then reads and collects their ends. */
 static int pass_zigzag(struct step_batch *b, const struct model_tap *tap,
                        const struct kv_layer *kv, const struct zigzag_calls *calls)
 {
@@ -788,7 +791,8 @@ static int pass_rows(struct fused *f, int n)
     return rc == 0 ? stream_sync(sh->stream) : rc;
 }
 
-/* Hands the sequence over to the batches: all its rows here have passed the last layer. */
+/* Hands the sequence over to the batches: all its rows here have passed the last layer. Chooses the
+ * next token if these rows end with the last known token. */
 static int leave(struct fused *f)
 {
     const struct seq_shared *sh = f->shared;

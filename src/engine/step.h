@@ -1,5 +1,6 @@
-/* step.h - the rows of one step: gathered from sequences, passed forward, handed back to them with
- * their next tokens; and those of a restoring sequence; private to src/engine.
+/* step.h - the rows of one step: gathered from sequences, passed forward, and handed back with the
+ * sequences' next tokens. Also the new tokens that follow a restore (struct fused). Private to
+ * src/engine.
  *
  *   step_batch_clear, step_batch_add for each sequence, step_batch_run
  *     which cuts the batch (flight_*), runs the layers, and chooses tokens (next_token_*)

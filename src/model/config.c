@@ -127,10 +127,10 @@ static void must_have(struct fields *f, const char *key)
         refuse(f, key, "is missing");
 }
 
-/* Checks a switch that struct model_config cannot express: only the wanted value is supported. */
-static void must_be(struct fields *f, const char *key, bool dflt, bool wanted)
+/* Checks a switch that struct model_config cannot express: it must be absent or have this value. */
+static void must_be(struct fields *f, const char *key, bool wanted)
 {
-    if (opt_bool(f, key, dflt) != wanted)
+    if (opt_bool(f, key, wanted) != wanted)
         refuse(f, key, wanted ? "false is not supported" : "true is not supported");
 }
 
@@ -208,7 +208,7 @@ static void read_latent(struct fields *f, struct model_config *c)
     if (json_member(f->o, "q_lora_rank") == NULL)
         refuse(f, "q_lora_rank", "is missing");
     c->latent.q_rank = opt_int(f, "q_lora_rank", 0, MAX_WIDTH, 0);
-    must_be(f, "rope_interleave", true, true);
+    must_be(f, "rope_interleave", true);
     if (f->rc == 0 && ((int64_t)c->n_heads * (c->latent.d_nope + c->d_rope) > MAX_WIDTH ||
                        (int64_t)c->n_heads * c->latent.d_v > MAX_WIDTH))
         f->rc = err_set(f->err, ERR_FORMAT, "the heads of all queries are wider than %d",
@@ -583,8 +583,8 @@ static void read_llama_like(struct fields *f, struct model_config *c)
     if (c->family == FAMILY_GLM4_MOE)
         c->qkv_bias = opt_bool(f, "attention_bias", false);
     else
-        must_be(f, "attention_bias", c->attn_out_bias, c->attn_out_bias);
-    must_be(f, "mlp_bias", false, false);
+        must_be(f, "attention_bias", c->attn_out_bias);
+    must_be(f, "mlp_bias", false);
 }
 
 /* Sets the window of every layer. */
@@ -638,7 +638,7 @@ static void read_layer_types(struct fields *f, struct model_config *c)
 static void read_llama(struct fields *f, struct model_config *c)
 {
     read_llama_like(f, c);
-    must_be(f, "rope_interleaved", false, false);
+    must_be(f, "rope_interleaved", false);
     check_act(f, c, "hidden_act", "silu");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
@@ -662,7 +662,7 @@ static void read_qwen(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
     must_have(f, "num_key_value_heads");
-    must_be(f, "use_mrope", false, false);
+    must_be(f, "use_mrope", false);
     if (opt_bool(f, "use_sliding_window", false)) {
         c->sliding_window = read_window(f);
         int first = opt_int(f, "max_window_layers", 0, MAX_LAYERS, 28);
@@ -677,7 +677,7 @@ static void read_qwen(struct fields *f, struct model_config *c)
 static void read_phi3(struct fields *f, struct model_config *c)
 {
     read_llama(f, c);
-    must_be(f, "lm_head_bias", false, false);
+    must_be(f, "lm_head_bias", false);
     must_be_int(f, "full_attn_mod", 1);
     must_be_int(f, "interpolate_factor", 1);
     c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
@@ -706,7 +706,7 @@ static float opt_factor(struct fields *f, const char *key, double dflt)
     return (float)x;
 }
 
-/* Reads the windows of a gemma3, olmo3 or gpt_oss file: "layer_types", or the distance between full layers,
+/* Reads which layers have the window: those of "layer_types", else all but every n-th layer. n is
  * `apart` if the file does not say. */
 static void read_spread_windows(struct fields *f, struct model_config *c, int apart)
 {
@@ -861,10 +861,10 @@ static void read_cohere2(struct fields *f, struct model_config *c)
     c->logit_scale = opt_factor(f, "logit_scale", 0.0625);
     read_spread_windows(f, c, opt_int(f, "layer_switch", 1, MAX_LAYERS, 4));
     /* older files say of every model what the family fixes */
-    must_be(f, "use_embedding_sharing", true, true);
-    must_be(f, "use_gated_activation", true, true);
-    must_be(f, "use_parallel_block", true, true);
-    must_be(f, "use_qk_norm", false, false);
+    must_be(f, "use_embedding_sharing", true);
+    must_be(f, "use_gated_activation", true);
+    must_be(f, "use_parallel_block", true);
+    must_be(f, "use_qk_norm", false);
     must_be_real(f, "rotary_pct", 1);
 }
 
@@ -974,7 +974,7 @@ static void read_qwen3_5(struct fields *f, struct model_config *c)
     must_have(f, "head_dim");
     must_have(f, "num_key_value_heads");
     read_llama(f, c);
-    must_be(f, "attn_output_gate", true, true);
+    must_be(f, "attn_output_gate", true);
     if (strcmp(opt_string(f, "mamba_ssm_dtype", "float32"), "float32") != 0)
         refuse(f, "mamba_ssm_dtype", "only float32 is supported");
     read_recurrence(f, c);
@@ -1005,7 +1005,8 @@ static int32_t read_lfm2_width(struct fields *f)
     return f->rc == 0 ? (int32_t)round_up((uint64_t)width, (uint64_t)unit) : n;
 }
 
-/* Reads LFM2, whose recurrent layers are short convolutions. */
+/* Reads LFM2, whose recurrent layers are short convolutions. full_attn_idxs lists the layers with
+ * attention; layer_types, if present, replaces it. One of the two must be there. */
 static void read_lfm2(struct fields *f, struct model_config *c)
 {
     const struct json *list = NULL;
@@ -1017,7 +1018,7 @@ static void read_lfm2(struct fields *f, struct model_config *c)
     c->n_ffn = read_lfm2_width(f);
     c->tie_word_embeddings = opt_bool(f, "tie_embedding",
                                       opt_bool(f, "tie_word_embeddings", true));
-    must_be(f, "conv_bias", false, false);
+    must_be(f, "conv_bias", false);
     c->recurrence = config_short_conv(c->n_embd,
                                       opt_int(f, "conv_L_cache", 2, DELTA_MAX_CONV, 3));
     if (f->rc == 0 && c->n_embd % 16 != 0)
@@ -1075,8 +1076,8 @@ static void read_granite_hybrid(struct fields *f, struct model_config *c)
                          0;
     if (strcmp(opt_string(f, "normalization_function", "rmsnorm"), "rmsnorm") != 0)
         refuse(f, "normalization_function", "only rmsnorm is supported");
-    must_be(f, "mamba_conv_bias", true, true);
-    must_be(f, "mamba_proj_bias", false, false);
+    must_be(f, "mamba_conv_bias", true);
+    must_be(f, "mamba_proj_bias", false);
     read_step_limits(f);
     r->kind = DELTA_MAMBA2;
     r->n_k = opt_int(f, "mamba_n_groups", 1, MAX_WIDTH, 1);
@@ -1228,10 +1229,10 @@ static void read_opt(struct fields *f, struct model_config *c)
     c->d_rope = 0;
     check_act(f, c, "activation_function", "relu");
     c->norm_eps = 1e-5f; /* transformers has this constant */
-    must_be(f, "do_layer_norm_before", true, true);
-    must_be(f, "_remove_final_layer_norm", false, false);
-    must_be(f, "layer_norm_elementwise_affine", true, true);
-    must_be(f, "enable_bias", true, true);
+    must_be(f, "do_layer_norm_before", true);
+    must_be(f, "_remove_final_layer_norm", false);
+    must_be(f, "layer_norm_elementwise_affine", true);
+    must_be(f, "enable_bias", true);
     if (opt_int(f, "word_embed_proj_dim", 1, MAX_WIDTH, c->n_embd) != c->n_embd)
         refuse(f, "word_embed_proj_dim", "other than hidden_size is not supported");
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
@@ -1246,7 +1247,7 @@ static void read_phi(struct fields *f, struct model_config *c)
     read_norm_eps(f, c, "layer_norm_eps", 1e-5);
     read_rope(f, c, 0.5);
     check_act(f, c, "hidden_act", "gelu_new");
-    must_be(f, "qk_layernorm", false, false);
+    must_be(f, "qk_layernorm", false);
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
 }
 
@@ -1275,11 +1276,11 @@ static void read_falcon(struct fields *f, struct model_config *c)
     read_norm_eps(f, c, "layer_norm_epsilon", 1e-5);
     read_rope(f, c, 1.0);
     check_act(f, c, "activation", "gelu");
-    must_be(f, "alibi", false, false);
-    must_be(f, "apply_residual_connection_post_layernorm", false, false);
+    must_be(f, "alibi", false);
+    must_be(f, "apply_residual_connection_post_layernorm", false);
     if (f->rc == 0)
         must_be_int(f, "ff_factor", c->n_ffn / c->n_embd);
-    must_be(f, "bias", false, false);
+    must_be(f, "bias", false);
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", true);
 }
 
@@ -1507,14 +1508,14 @@ static void refuse_foreign(struct fields *f)
             refuse(f, foreign[i].key, "models of this family do not have it");
     if (!config_was_read(&f->read, "use_bidirectional_attention") &&
         !is_null(f, "use_bidirectional_attention"))
-        must_be(f, "use_bidirectional_attention", false, false);
+        must_be(f, "use_bidirectional_attention", false);
 }
 
 /* Refuses model kinds that any config of transformers may name. */
 static void refuse_other_kinds(struct fields *f)
 {
-    must_be(f, "is_encoder_decoder", false, false);
-    must_be(f, "add_cross_attention", false, false);
+    must_be(f, "is_encoder_decoder", false);
+    must_be(f, "add_cross_attention", false);
     /* Every supported model is a decoder, even if the field says otherwise. */
     saw(f, "is_decoder");
     saw(f, "tie_encoder_decoder");

@@ -170,8 +170,8 @@ struct model_config {
     struct latent {
         int32_t d_nope, d_v, q_rank;
     } latent;
-    /* The last n layers have no K and V: each reads those of the last layer before them that has
-     * its kind of window (gemma4). */
+    /* The last n_reading layers have no K and V of their own. Each reads those of the last layer
+     * before these that also has the window, or also has none (gemma4). */
     int32_t n_reading;
     int32_t n_ffn; /* width of the MLP's hidden layer; of one expert's, if there are any */
     int32_t
@@ -290,9 +290,9 @@ struct model_config {
 };
 
 /* Reads the metadata of a GGUF file, or DIR/config.json.  For a folder, eos ids of
- * DIR/generation_config.json replace config.json's if that file exists, as in transformers
- * library. -ENOENT: DIR has no config.json.  On an error *out is undefined, and err names file and
- * field. */
+ * DIR/generation_config.json replace config.json's if that file exists, as in transformers.
+ * Returns -ENOENT if DIR has no config.json.  On an error *out is undefined, and err names file
+ * and field. */
 int config_load(struct model_config *out, const char *source, struct err *err);
 
 /* Returns, as a path in the model's folder, the file with the weight of linear layer i behind the
@@ -316,12 +316,12 @@ char *config_write(const struct model_config *c);
  * fields. The caller frees it. */
 char *config_state_text(const struct model_config *c);
 
-/* Chooses between two sets of factors by the context that is configured. (transformers
- * chooses by the present length, so its earlier keys may not fit its later ones.) */
+/* LongRoPE: chooses the factors of rope_scaling by max_ctx, the context that is configured.
+ * (transformers chooses by the present length, so its earlier keys may not fit its later ones.) */
 void config_fit_context(struct model_config *c, int32_t max_ctx);
 
 /* Looks up a named shape: the sizes of a real model, or this program's bench-220m, tiny-mha and
- * tiny-gqa.  ERR_NOT_FOUND, with the known names in err: there is no such name. */
+ * tiny-gqa.  Returns ERR_NOT_FOUND, with the known names in err, if there is no such name. */
 int config_shape(struct model_config *out, const char *name, struct err *err);
 /* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);
@@ -350,7 +350,7 @@ static inline int32_t config_most_kv_dim(const struct model_config *c)
     int32_t n = c->n_kv_heads * c->d_head, local = c->local_kv_heads * c->local_d_head;
     return n > local ? n : local;
 }
-/* Returns whether attention is latent; the widths of the latent, and of all queries. */
+/* Return whether attention is latent; the width of its latent; the width of all queries. */
 static inline bool config_is_latent(const struct model_config *c)
 {
     return c->latent.d_nope > 0;
@@ -417,8 +417,8 @@ int config_add_eos(struct model_config *c, int64_t id, struct err *err);
 /* Returns the number of parameters, as the tensors hold them (tied embeddings count once). */
 int64_t config_params(const struct model_config *c);
 
-/* Returns "none", "mean", "cls", "last", "rank" or "other"; and the value of a name, "other" for one
- * that is none of them. */
+/* pooling_name returns "none", "mean", "cls", "last", "rank" or "other". pooling_of_name returns
+ * the value of such a name, and POOLING_OTHER for any other name. */
 const char *pooling_name(enum pooling p);
 enum pooling pooling_of_name(const char *name);
 const char *family_name(enum model_family f); /* "llama": config.json's model_type */

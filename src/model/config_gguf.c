@@ -351,8 +351,9 @@ static void read_embeddings(struct meta *m, struct model_config *c)
     c->tie_word_embeddings = gguf_files_find(m->files, "output.weight", NULL) == NULL;
 }
 
-/* Reads which layers have the window: an array with a value per layer, or the distance between the
- * full layers, `apart` if the file does not say. */
+/* Reads which layers have the window. The file has an array with a value per layer, or a number n:
+ * every n-th layer sees all tokens, and the others have the window. If the file does not say, n is
+ * `apart`. */
 static void read_window_layers(struct meta *m, struct model_config *c, int64_t apart)
 {
     const struct gguf_value *v = look(m, "attention.sliding_window_pattern");

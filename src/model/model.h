@@ -8,9 +8,9 @@
  * Between layers the residual stream has the *state dtype*, so a saved hidden state is exactly the
  * layer's input.  The hidden state of layer l is its input.
  *
- * A model is immutable after model_open, but for rotations of positions that were not used before,
- * and may be shared by threads.  A model_work (activations)
- * and a stream belong to one thread at a time. */
+ * Threads may share a model. After model_open only its rotation tables still grow, when a position
+ * is used for the first time.  A model_work (activations) and a stream belong to one thread at a
+ * time. */
 #ifndef MODEL_MODEL_H
 #define MODEL_MODEL_H
 
@@ -35,7 +35,7 @@
 #define MODEL_E_OVERFLOW (-ERANGE)
 
 /* Writes the first ids of a text, at most `most`, with the tokenizer of `source`. Returns their
- * number; 0: it has no tokenizer. */
+ * number, or 0 if the source has no tokenizer. */
 typedef int model_probe_ids(const char *source, const char *text, size_t n_text,
                             int32_t *ids, int most);
 
@@ -83,10 +83,10 @@ struct model_opts {
                    struct err *err);
     void *reserve_arg;
     const char *dtype; /* name of the state dtype; NULL: the checkpoint's */
-    /* Format of the matrices in memory: "f32", "bf16", "q8", "q4".  "auto": measures 4-bit tensors of
-     * the file as they are, then "q8", "bf16" and "f32", and takes the smallest that is good enough
-     * (weights_choose.h). "checkpoint" or NULL: the file's own type; quantised tensors as the file
-     * has them, or in 8 bits if there are no kernels for their types. */
+    /* Format of the matrices in memory: "f32", "bf16", "q8", "q4".  "auto" measures 4-bit tensors
+     * of the file as they are, then "q8", "bf16" and "f32", and takes the smallest that is good
+     * enough (weights_choose.h). "checkpoint" or NULL takes the file's own type; quantised tensors
+     * stay as they are, or are held in 8 bits if there are no kernels for their types. */
     const char *weights;
     /* The ids of the text that "auto" measures with (text/tokenizer.h has one). NULL: ids spread
      * over the vocabulary. */
@@ -122,7 +122,7 @@ int model_check_truncation(const struct model *m, struct err *err);
 void model_rope_rows(const struct model_config *c, enum rope_kind kind, const int32_t *pos,
                      int n, float *cos_out, float *sin_out);
 
-/* Makes the tables hold a position and its block. Any thread may call it. */
+/* Fills the tables for the 64 positions around pos (its block). Any thread may call it. */
 void model_rope_reach(const struct model *m, int64_t pos);
 bool model_rope_has(const struct model *m, int64_t pos);
 
@@ -213,9 +213,9 @@ size_t model_state_bytes(const struct model_config *c);
 /* Returns the bytes of memory for one state. With guesses, the state has room behind it for the
  * inputs of guessed tokens (ops.h, delta_net). */
 size_t model_state_room(const struct model_config *c, bool may_guess);
-/* Takes the states of all recurrent layers over rows that were ahead (ragged.ahead) to n_tokens
- * tokens, to the same bits as if none had been. States that these rows do not take there are left
- * where they are (model_state_seen). The weights are resident. */
+/* Advances the states of all recurrent layers to n_tokens tokens over kept inputs of guesses
+ * (ragged.ahead). The bits are those of rows that were never guessed. A state whose kept inputs do
+ * not reach n_tokens stays where it is (model_state_seen). The weights must be resident. */
 int model_states_reach(const struct model *m, struct stream *s,
                        const struct kv_layer *layers, int32_t state, int64_t n_tokens);
 /* Returns how many tokens a state has seen. */

@@ -5,8 +5,8 @@
  *
  *   wq, wkv, w_up and their biases   a run of heads, of K heads, of V heads, of gate, of up
  *   wo, w_down and their biases      a run of the hidden state's elements
- *   output head and its bias         a run of the vocabulary, if that can be divided and the head is
- *                                    not also the embedding table
+ *   output head and its bias         a run of the vocabulary, if that can be divided and the head
+ *                                    is not also the embedding table
  *   all others                       complete on every rank: norms, tables
  *   layers                           one run of layers per stage
  *   head and final norm              the last stage

@@ -121,10 +121,10 @@ bool correction_is_of_machine(const struct correction_observed *o, bool is_whole
 void correction_learn(struct platform *p, const struct correction_expected *e,
                       const struct correction_observed *o);
 
-/* Counts a batch of nothing but new tokens: unused beliefs fade (see above). Corrects GEMM if the
- * batch took another time than predicted: observed_s and believed_s differ by more than the factor
- * CORRECTION_LARGE_MISS. believed_s is the result of platform_prefill_s, corrections included.
- * Does not correct if weights are streamed, since a batch may then take the time of its weights. */
+/* Counts a batch of nothing but new tokens: unused beliefs fade (see above). believed_s is the
+ * result of platform_prefill_s, corrections included. Corrects GEMM if observed_s and believed_s
+ * differ by more than the factor CORRECTION_LARGE_MISS, but not after a batch of at most 0.2 ms,
+ * and not if weights are streamed: a batch may then take the time of its weights. */
 void correction_learn_prefill(struct platform *p, double believed_s, double observed_s);
 
 #endif

@@ -319,7 +319,8 @@ static void forget_state(struct kv_pool *p, int32_t b)
     p->free_tails[p->n_free_tails++] = i;
 }
 
-/* Takes a place; -1: tables have all of them. Its old contents stay until the caller writes. */
+/* Takes a free place, else that of the kept state that was used longest ago. Returns -1 if tables
+ * have all places. The old contents of the place stay until the caller writes. */
 static int take_tail(struct kv_pool *p)
 {
     int32_t oldest = PREFIX_NONE;
@@ -513,8 +514,9 @@ static int32_t next_known(const struct kv_pool *p, const struct sha256 *root, in
                                                                                : next;
 }
 
-/* Returns the end of the longest kept state behind the n full blocks that end with b, or inside the
- * block that follows them, within n_tokens tokens. 0: there is none. */
+/* Returns the end of the longest kept state that stands behind the n full blocks that end with b,
+ * or inside the block that follows them, within n_tokens tokens. *place gets its place. Returns 0
+ * if there is no such state. */
 static int64_t state_near(const struct kv_pool *p, const struct sha256 *root, int32_t b,
                           int n, const int32_t *tokens, int64_t n_tokens, int *place)
 {

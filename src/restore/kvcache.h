@@ -145,8 +145,8 @@ static inline int32_t kv_table_state(const struct kv_table *t)
  * saved blocks (saved_only); otherwise the chunks of the unsaved blocks would be missing from its
  * chain for ever. In a pool that does not keep, all these functions do nothing. */
 
-/* Returns how many full blocks of tokens[0..n_tokens) are known, if layers are recurrent up to the
- * last one with a state. *n_unused of them have no user. */
+/* Returns how many full blocks of tokens[0..n_tokens) can be taken. These are the known ones; if
+ * layers are recurrent, only those before the last kept state. *n_unused of them have no user. */
 int kv_pool_find(const struct kv_pool *p, const struct sha256 *root, const int32_t *tokens,
                  int64_t n_tokens, bool saved_only, int *n_unused);
 /* t, which is empty, takes the known full blocks of tokens[0..n_tokens). Returns how many. */
@@ -164,8 +164,8 @@ int kv_table_take_state(struct kv_pool *p, struct kv_table *t, struct stream *s,
 /* Keeps a copy of t's state for the last of t's known blocks, at whose end it stands, if there is
  * a place that no table has. */
 int kv_table_keep_state(struct kv_pool *p, const struct kv_table *t, struct stream *s);
-/* t, which the caller cuts to nothing next, leaves its state behind n_done tokens to the block that
- * is known by the last of these tokens. */
+/* Keeps t's state, which has seen n_done tokens, for the block that is known by the last of them.
+ * Does nothing if there is no such block, or it has a state. The caller cuts t to nothing next. */
 void kv_table_leave_state(struct kv_pool *p, struct kv_table *t, int64_t n_done);
 /* Finds the known unfinished block that agrees longest with the tokens behind t's blocks, all of
  * which are known. Sets *block_tokens to its *n_block tokens, valid until the pool changes.

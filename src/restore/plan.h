@@ -203,10 +203,9 @@ struct plan_range {
      * of them is packed. */
     double share[2];
     const uint8_t *mask; /* [n_layers] of PLAN_HAS_ bits, or PLAN_STATE */
-    /* Bytes of a layer's state that is read at the range's end, unpacked; 0: none is. */
+    /* Unpacked bytes of a layer's state that is read at the range's end; 0: no state is read. */
     double state_bytes;
-    double
-        state_share; /* of state_bytes, those that are stored; 0 and 1: it is not packed */
+    double state_share; /* its stored bytes over state_bytes; 0 and 1: it is not packed */
 };
 
 /* Returns 'R', 'H' or 'K' for one layer of one range under the plan's letter; 0 if impossible. */

@@ -1,22 +1,29 @@
-/* platform.h - the costs of one model on one machine: the numbers that plans are computed from.  A
- * platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built in
- * (the paper's Table 2, by name). All costs are per transformer layer:    C_tok(n)   seconds to run
- * a whole layer over n tokens that start at position 0   C_H(n)     seconds from n hidden states to
- * n rows of KV cache: norm, [W_k;W_v], RoPE, scatter   C_KV(n)    seconds of compute to put n
- * loaded rows of K,V into the cache: verify, RoPE, scatter   IO(n, B)   seconds to read n tokens'
- * records of B bytes a token: a latency once, then a time per              record and bytes /
- * bandwidth, per storage tier. A packed record has fewer bytes, and              unpacking it is
- * compute beside C_H and C_KV  Each C is a regression a + b*n + c*n*n, so a profile has three
- * numbers per curve, and R² tells how well they fit the measurements. I/O and compute that run at
- * the same time slow each other down by the two overlap factors (1 if they are independent, as on a
- * GPU with direct I/O; more on a CPU, where copies, checksums and GEMM share cores and DRAM).  Data
- * reaches a device with memory of its own in two steps: a read, then a copy up over the device's
- * bus. For a group of devices (docs/DEVICES.md) the costs are those of one *stage*, which has a run
- * of the layers. Its ranks share each layer's compute. Each rank brings up a share of the records,
- * and then the ranks gather the shares. Stages work beside each other, with one store.  The times
- * of later restores are learned as a *correction* of the measured costs (correction.h): one factor
- * each for GEMM, for loading KV, and for every tier.  Pure: no I/O, no clock, no allocation. Any
- * thread may call; a const platform may be shared. */
+/* platform.h - the costs of one model on one machine: the numbers that plans are computed from.
+ *
+ * A platform is either measured (`hcache profile`, or a quick sample inside `hcache run`) or built
+ * in (the paper's Table 2, by name). All costs are per transformer layer:
+ *
+ *   C_tok(n)   seconds to run a whole layer over n tokens that start at position 0
+ *   C_H(n)     seconds from n hidden states to n rows of KV cache: norm, [W_k;W_v], RoPE, scatter
+ *   C_KV(n)    seconds of compute to put n loaded rows of K,V into the cache: verify, RoPE, scatter
+ *   IO(n, B)   seconds to read n tokens' records of B bytes a token: a latency once, then a time
+ *              per record, and bytes / bandwidth, per storage tier. A packed record has fewer
+ *              bytes, and unpacking it is compute beside C_H and C_KV
+ *
+ * Each C is a regression a + b*n + c*n*n, so a profile has three numbers per curve, and R² tells
+ * how well they fit the measurements. I/O and compute that run at the same time slow each other
+ * down by the two overlap factors (1 if they are independent, as on a GPU with direct I/O; more on
+ * a CPU, where copies, checksums and GEMM share cores and DRAM).
+ *
+ * Data reaches a device with memory of its own in two steps: a read, then a copy up over the
+ * device's bus. For a group of devices (docs/DEVICES.md) the costs are those of one *stage*, which
+ * has a run of the layers. Its ranks share each layer's compute. Each rank brings up a share of the
+ * records, and then the ranks gather the shares. Stages work beside each other, with one store.
+ *
+ * The times of later restores are learned as a *correction* of the measured costs (correction.h):
+ * one factor each for GEMM, for loading KV, and for every tier.
+ *
+ * Pure: no I/O, no clock, no allocation. Any thread may call; a const platform may be shared. */
 #ifndef RESTORE_PLATFORM_H
 #define RESTORE_PLATFORM_H
 
@@ -102,9 +109,9 @@ struct platform {
     /* Bytes per second that all compute threads together decrypt (store_unseal_bytes_per_s); 0: the
      * store is not encrypted. Measured at each start, and not in the text. */
     double unseal_bytes_per_s;
-    /* The share of its bytes that packing leaves of state, where a plan does not look at records
-     * (plan_layers_uniform); 0: it is not packed. Whoever plans sets it, and the text leaves it
-     * out. */
+    /* Stored bytes of a packed record over its plain bytes, for plans that do not look at records
+     * (plan_layers_uniform); 0: records are not packed. The code that plans sets it. The text
+     * leaves it out. */
     double packed_share;
     /* Seconds until the first read of a restore is handed over, beyond its tier's latency: threads
      * wake up. Negative if the latency was measured on a busy machine and is less now. Restores

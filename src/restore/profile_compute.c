@@ -493,11 +493,14 @@ static int add_layer(struct samples *v, struct bench *b, int past, int n)
     return rc;
 }
 
+/* Sets p->cpu_share to the least share that a sample had so far. 0 means that none was noted. */
 static void note_share(struct platform *p, const struct bench *b)
 {
     p->cpu_share = p->cpu_share > 0 && p->cpu_share < b->share ? p->cpu_share : b->share;
 }
 
+/* Fits C_tok of the sampled layer (b->layer). `full` samples each doubling of the rows and of the
+ * past; otherwise at most four samples are taken. On an error C_tok is unspecified. */
 static int fit_layer(struct platform *p, struct bench *b, int rows, bool full)
 {
     struct samples v = {.n = 0};
@@ -548,6 +551,8 @@ static int fit_layers(struct platform *p, struct bench *b, int rows, bool full)
     return rc;
 }
 
+/* Fits C_H. `full` samples each doubling of the rows; a quick profile takes FEW_ROWS and `rows`. On
+ * an error C_H is unspecified. */
 static int fit_projection(struct platform *p, struct bench *b, int rows, bool full)
 {
     struct samples v = {.n = 0};
@@ -566,7 +571,10 @@ static int fit_projection(struct platform *p, struct bench *b, int rows, bool fu
     return rc;
 }
 
-static int fit_load(struct platform *p, struct bench *b, bool full)
+/* Fits C_KV, the cost of bringing K and V from records in memory into the cache, and measures
+ * p->unpack_bytes_per_s. `full` loads an eighth, a quarter, half and all of the records; otherwise
+ * all records are one sample. On an error C_KV is unspecified. */
+static int fit_kv_load(struct platform *p, struct bench *b, bool full)
 {
     struct samples v = {.n = 0};
     struct load ld;
@@ -585,6 +593,7 @@ static int fit_load(struct platform *p, struct bench *b, bool full)
     return rc;
 }
 
+/* Measures all costs of compute. On an error they are unspecified. */
 static int measure(struct platform *p, struct bench *b, bool full)
 {
     int rows = profile_rows(b->m, b->w), group = MIN(rows, NEAR_ROWS);
@@ -595,7 +604,7 @@ static int measure(struct platform *p, struct bench *b, bool full)
     if (rc == 0)
         rc = fit_projection(p, b, group, full);
     if (rc == 0)
-        rc = fit_load(p, b, full);
+        rc = fit_kv_load(p, b, full);
     if (rc == 0)
         rc = sample(b, run_head, 1, &head_s);
     if (rc == 0)

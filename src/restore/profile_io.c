@@ -116,8 +116,10 @@ int profile_reads_run(struct profile_reads *r, enum store_kind kind, int n, int 
                 r->in_place = !store_read_is_in_dst(done[i]);
                 r->last = done[i];
             }
-            if (more && started < n && ++started > 0)
+            if (more && started < n) {
+                started++;
                 rc = submit(r, kind, done[i], done[i]->dst, err);
+            }
         }
     }
     out->ns = clock_now_ns() - t0;
@@ -154,6 +156,7 @@ static int add_sample(struct profile_reads *r, enum store_kind kind, int n,
     return 0;
 }
 
+/* Fits the tier's speed to the samples. If they do not determine it, all time is bandwidth. */
 static void fit_tier(const struct io_samples *v, struct platform_tier *t)
 {
     struct regress_fit f;
@@ -236,6 +239,8 @@ enum { CHECK_CHUNKS = 8, CHECK_LEAST_ROWS = 16, CHECK_RUNS = 3 };
 /* Time of each part of a check, by the profile. */
 static const double CHECK_S = 1e-3;
 
+/* Reads a few records, and corrects the speed of tier 0 if they took much more or less time than
+ * the profile says. */
 static void check_reads(struct platform *p, const struct model *m, struct store *store,
                         const struct sha256 *fingerprint)
 {
@@ -265,6 +270,7 @@ static void check_reads(struct platform *p, const struct model *m, struct store 
     store_release(store, hits, n_hits);
 }
 
+/* Projects as many rows as fit the time, and corrects GEMM in the same way. */
 static void check_projection(struct platform *p, const struct model *m,
                              struct model_work *w, struct stream *s)
 {

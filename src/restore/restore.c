@@ -52,8 +52,8 @@ int restore_open_reader(struct restore_pipeline *rr, struct err *err)
     return 0;
 }
 
-/* Returns room for a group of records of either kind, and for a state. s NULL: as for a store that
- * is not encrypted. */
+/* Returns the bytes of a slot, which holds a group of records of either kind, or one state. s NULL
+ * means a store that is not encrypted. */
 static size_t slot_bytes(const struct model *m, const struct store *s)
 {
     size_t hidden = store_read_room(s, record_most_bytes(m, STORE_HIDDEN));
@@ -380,19 +380,15 @@ void restore_lose_snapshot(struct restore *r, int rc, const char *why)
     pthread_mutex_unlock(&r->fault_lock);
 }
 
-static void give_up(struct restore *r, int n_good, const char *why)
-{
-    shared_store(&r->n_good, n_good);
-    snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
-}
-
 void restore_give_up(struct restore *r, const char *why)
 {
     pthread_mutex_lock(&r->fault_lock);
-    if (shared_load(&r->is_raced) != 0 && r->rc == 0)
+    if (shared_load(&r->is_raced) != 0 && r->rc == 0) {
         shared_store(&r->has_lost_reads, 1);
-    else
-        give_up(r, r->job.first_chunk, why);
+    } else {
+        shared_store(&r->n_good, r->job.first_chunk);
+        snprintf(r->out.fault, sizeof r->out.fault, "%s", why);
+    }
     pthread_mutex_unlock(&r->fault_lock);
 }
 
@@ -429,8 +425,8 @@ static int first_seen(const struct restore *r, int l, int pos)
     return MAX(w > 0 ? window_first_chunk(pos, w) : 0, r->job.first_chunk);
 }
 
-/* Chooses whether recurrent layers take their states from the snapshot. The job may end before it.
- */
+/* Sets snapshot_chunk. Recurrent layers take no states from the snapshot if none was found, if it
+ * was lost, or if the job ends before it. */
 static void choose_snapshot(struct restore *r)
 {
     bool has = r->owns_hits && r->snapshot.impl != NULL &&
@@ -466,7 +462,9 @@ bool restore_must_rewind(const struct restore *r)
            n_good < r->job.n_chunks;
 }
 
-/* Sets the cursors to the beginning of the wanted chunks. */
+/* Chooses the snapshot and finds the first wanted chunk of each layer. Sets the cursors of reads
+ * and of recomputation to these chunks. Late layers (n_late) read only the snapshot's states, so
+ * without a snapshot none of their chunks are read. */
 static void set_cursors(struct restore *r)
 {
     choose_snapshot(r);
@@ -485,7 +483,8 @@ static void set_cursors(struct restore *r)
     r->re.row = r->n_recompute > 0 ? (r->start[0] + is_late) * STORE_CHUNK_TOKENS : 0;
 }
 
-/* Sets the plan's order of reads. Layers that the plan does not name come last. */
+/* Sets the order of reads: late layers (n_late), then the plan's order, then the layers that the
+ * plan does not name. Other recomputed layers are not read. */
 static void make_order(struct restore *r)
 {
     const struct plan *p = r->job.plan;
@@ -519,7 +518,8 @@ static void check_records(struct restore *r)
 
 /* --- one restore ------------------------------------------------------------------------------ */
 
-/* Adds a new restore at the end of the list. */
+/* Creates a restore and adds it at the end of the list. want is NULL for restore_run, whose job
+ * brings the chunks. */
 static struct restore *begin(struct restore_pipeline *rr, const struct restore_want *want,
                              enum restore_state state)
 {
@@ -567,8 +567,8 @@ const struct restore_found *restore_found(const struct restore *r)
     return found ? &r->found : NULL;
 }
 
-/* [lock] Takes the group that begins with a layer's chunk out of those that came early; NULL: it
- * has not come. */
+/* [lock] Takes the group that begins with this chunk of the layer out of r->early. Returns NULL if
+ * the group has not come. */
 static struct group *take_early(struct restore *r, int layer, int chunk)
 {
     struct group_list all = r->early;
@@ -665,7 +665,7 @@ static void rewind_to(struct restore *r, int n_chunks)
 }
 
 /* Returns whether a race is over: the last row is recomputed, or the last group has come back
- * and the rows that were kept out of such a group (invariant 5) are recomputed. */
+ * and the rows that were kept out of such a group (invariant 5) are recomputed. Sets out.won. */
 static bool race_is_over(struct restore *r, bool reads_done)
 {
     bool lacks_rows = r->re.row < r->re.kept_out;

@@ -148,14 +148,14 @@ struct restore_want {
     uint64_t owner;         /* store owner of the chunks */
     int n_have;             /* tokens whose K and V are already in the cache */
     struct layer_set saved; /* layers of which the request saves records */
-    /* Time to compute the other tokens; 0: wait for the remote without a bound. */
+    /* Time to compute the tokens behind n_have; 0: wait for the remote without a bound. */
     double recompute_s;
-    double recompute_half_s; /* time to compute the first half of the other tokens */
+    double recompute_half_s; /* time to compute the first half of those tokens */
     /* For a truncated context that lacks moved tokens. recompute_s is then the time to replay all
      * stairs: until all moved tokens are there, only a full replay can replace the missing ones.
      * stair_s is the time to compute the tokens behind the moved ones. */
     double stair_s;
-    /* Time to restore the other tokens from the store if it had all of them; 0: unknown. */
+    /* Time to restore the tokens behind n_have from the store if it had all of them; 0: unknown. */
     double restore_s;
 };
 
@@ -209,7 +209,8 @@ struct restore_job {
 /* Starts the reads of a restore that has found its chunks. The job is copied; the data that it
  * points to must stay valid until restore_end. */
 void restore_start(struct restore *r, const struct restore_job *job);
-/* Returns whether every layer of the usable chunks is in the cache, or the restore has failed. */
+/* Returns whether every layer of the usable chunks is in the cache, or the restore has failed. If a
+ * chunk or the snapshot was lost, this call may begin the restore again with fewer chunks. */
 bool restore_is_done(struct restore *r);
 /* Returns n: layers [0, n) are in the cache for every chunk of the job, so new tokens may pass
  * through them. Returns 0 once a chunk or a snapshot was lost. */
@@ -249,7 +250,8 @@ struct restore_result {
     /* Idle share of the busier lane during the restore, or during the restore and the prefill
      * inside it. */
     double bubble;
-    /* Numbers of (chunk, layer) pairs that were finally restored by R, H, K. */
+    /* Number of (chunk, layer) pairs that the compute lane did by R, H, K. Work that a lost chunk
+     * or a race made useless counts, too. */
     int n_by_method[3];
     /* Recomputation of layers [0, raced_layers) raced the reads; 0: no race. */
     int raced_layers;

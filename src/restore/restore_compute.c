@@ -23,6 +23,8 @@ enum { MIN_ROWS = 16 };
 
 /* --- how much fits a budget ------------------------------------------------------------------- */
 
+/* Returns how many rows fit the budget by the method's recent rate: a multiple of `unit`, or `max`
+ * if all of them fit. Returns 0 if the rate is unknown. */
 static int rows_for(const struct restore_pipeline *rr, int method, int64_t budget_ns,
                     int unit, int max)
 {
@@ -101,6 +103,8 @@ void restore_fail(struct restore *r, int rc, const char *why)
     restore_give_up(r, "compute failed");
 }
 
+/* Fails r with the message of the stream that failed. If it is a stream of the pipeline itself,
+ * waits for the groups in flight and lets the stream continue. */
 static void fail(struct restore *r, int rc)
 {
     struct restore_pipeline *rr = r->rr;
@@ -142,8 +146,8 @@ static bool group_is_done(const struct group *g)
            (g->kind == STORE_KV || g->n_projected == group_rows(g));
 }
 
-/* Adds as much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states).
- * Returns false if the budget is used up. */
+/* Adds as much of a group as the budget allows, in whole chunks (K and V) or rows (hidden states),
+ * but at least one unit to an empty item. Returns false if the budget is used up. */
 static bool add_part(struct item *a, struct group *g, int64_t *budget_ns)
 {
     const struct restore_pipeline *rr = a->r->rr;
@@ -347,6 +351,7 @@ static void note_kept_out(struct restore *r, const struct group *g, int first)
         r->re.kept_out = end;
 }
 
+/* Returns the chunk behind the last one that may be used; 0 after a failed read in a race. */
 static int end_of_wanted(struct restore *r)
 {
     return shared_load(&r->has_lost_reads) == 0 ? shared_load(&r->n_good) : 0;

@@ -23,6 +23,7 @@
 
 const char *const restore_direct_names[] = {"auto", "off", "on", NULL};
 
+/* Returns why reads cannot go straight into device memory, or NULL if they can. */
 static const char *why_not(const struct restore_pipeline *rr)
 {
     const struct device *d = rr->o.model->dev;
@@ -38,7 +39,8 @@ int restore_direct_open(struct restore_pipeline *rr, struct err *err)
 {
     struct err why = {0};
     const char *no = why_not(rr);
-    if (rr->o.direct == RESTORE_DIRECT_OFF || (no != NULL && !rr->o.direct))
+    if (rr->o.direct == RESTORE_DIRECT_OFF ||
+        (no != NULL && rr->o.direct == RESTORE_DIRECT_AUTO))
         return 0;
     int rc = no != NULL ? err_set(&why, ERR_UNSUPPORTED, "%s", no)
                         : file_reader_open(rr->o.model->dev, &rr->twins[0], rr->n_slots,

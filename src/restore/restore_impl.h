@@ -323,8 +323,8 @@ void *restore_io_main(void *pipeline);
  * reads. If no restore has such work, does a piece of a fetch (store_fetch_step). Returns
  * STEP_WAITS if there is nothing to do until a read completes or there is news. */
 enum step restore_io_step(struct restore_pipeline *rr);
-/* Call behind STEP_WAITS. Sleeps until a read is complete, or, if none is in flight, until there
- * is news that the step has not seen. Beside a fetch it looks for news every millisecond. */
+/* Call after the step has returned STEP_WAITS. Sleeps until a read is complete, or there is news
+ * that the step has not seen. While reads are in flight, sleeps for at most 100 ms. */
 void restore_io_wait(struct restore_pipeline *rr);
 /* [lock] Wakes the I/O thread: there is something to do. */
 void restore_tell_io(struct restore_pipeline *rr);

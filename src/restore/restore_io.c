@@ -113,7 +113,8 @@ static bool is_wanted(const struct restore *r)
            f->n_hits >= n_have && strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
 }
 
-/* Adds the reason why the remote cannot provide the chunks either. */
+/* Appends to found.why the reason why the remote cannot provide the chunks either. Appends nothing
+ * if the remote has no reason, or simply lacks the chunks. */
 static void tell_why(struct restore *r, enum remote_miss why, const char *text)
 {
     struct restore_found *f = &r->found;
@@ -122,7 +123,8 @@ static void tell_why(struct restore *r, enum remote_miss why, const char *text)
         snprintf(f->why + n, sizeof f->why - n, "; %s", text);
 }
 
-/* Sets the prices of the chunks to fetch: those behind the first n_hits. */
+/* Sets the prices of the chunks to fetch, those behind the first n_hits: the times to compute them
+ * and to restore them. While moved tokens are missing, computing is a replay of all stairs. */
 static void price(const struct restore *r, struct remote_want *w)
 {
     const struct restore_want *want = &r->want;
@@ -231,8 +233,9 @@ static void tell_compute(struct restore_pipeline *rr)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-/* Finds the partial chunk behind the full ones. In a truncated context it looks only behind the
- * moved chunks: a chunk of the same key before them would belong to another context. */
+/* Looks for a partial chunk behind the full ones, and adds it to the hits. In a truncated context
+ * it looks only behind the moved chunks: a chunk of the same key before them would belong to
+ * another context. */
 static void find_tail(struct restore *r)
 {
     struct store *store = r->rr->o.store;
@@ -254,7 +257,7 @@ static void find_tail(struct restore *r)
     }
 }
 
-/* Measures the store's speed on these chunks. */
+/* Measures the store's speed on these chunks, and sets rr->tier and rr->has_tier. */
 static int measure(struct restore_pipeline *rr, const struct store_hit *hits, int n,
                    struct err *err)
 {
@@ -267,8 +270,9 @@ static int measure(struct restore_pipeline *rr, const struct store_hit *hits, in
     return rc;
 }
 
-/* [lock, released meanwhile] Measures the store ahead of the first restore. If nothing is stored
- * yet, or it cannot be read, the first hits are measured later. */
+/* [lock, released meanwhile] Measures the store ahead of the first restore, at most once. If
+ * nothing is stored yet, or it cannot be read, the first hits are measured later. Returns whether
+ * the lock was released. */
 static bool measure_ahead(struct restore_pipeline *rr)
 {
     struct store_hit hits[SAMPLE_CHUNKS];
@@ -353,8 +357,8 @@ static bool has_snapshot(const struct restore *r, int n, struct sha256 *key)
     return has;
 }
 
-/* Finds the last snapshot behind the hits. The store may evict those that are too near to others
- * for their age. */
+/* Finds the last snapshot behind the hits, and pins it in r->snapshot. Drops the snapshots that
+ * stand too near to others for their age: the store evicts them first. */
 static void find_snapshot(struct restore *r)
 {
     struct store *store = r->rr->o.store;
@@ -385,7 +389,8 @@ static void find_snapshot(struct restore *r)
                                               r->rr->o.model);
 }
 
-/* Runs the look-up. Returns false if it continues when the remote has answered. */
+/* Runs the look-up. Measures the store's speed on the full chunks if the caller wants it and it is
+ * unknown. Returns false if the look-up must run again after the remote has answered. */
 static bool find(struct restore *r)
 {
     struct restore_pipeline *rr = r->rr;
@@ -414,9 +419,9 @@ static bool find(struct restore *r)
 
 /* --- the next read ---------------------------------------------------------------------------- */
 
-/* The chunks that are still to be read. Both ends may move towards each other at any moment. The
- * caller loads them once and uses these values for both the test and the cut; otherwise a group
- * can be empty and the restore never finishes. */
+/* Chunks [first, end) are still to be read. Other threads may raise `first` and lower `end` at any
+ * moment. So the caller loads both once, and uses the same values to test whether reads remain and
+ * to cut the group. Otherwise a group could be empty, and the restore would never finish. */
 struct good_chunks {
     int first, end;
 };
@@ -570,6 +575,8 @@ static void arrived(struct restore_pipeline *rr, struct group *g)
         restore_free(finished);
 }
 
+/* Collects a group that the device's reader has read, and sets *found to whether there was one. If
+ * the group must be read in the ordinary way, submits it again. */
 static int collect_direct(struct restore_pipeline *rr, bool *found, struct err *err)
 {
     bool again;
@@ -584,7 +591,8 @@ static int collect_direct(struct restore_pipeline *rr, bool *found, struct err *
     return 0;
 }
 
-/* Collects complete reads. A group whose reads are all complete goes to the compute lane. */
+/* Collects complete reads, and sets *found to whether there were any. A group whose reads are all
+ * complete goes to the compute lane. */
 static int collect(struct restore_pipeline *rr, bool *found, struct err *err)
 {
     struct store_read *done[2 * GROUP];

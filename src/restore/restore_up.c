@@ -284,8 +284,8 @@ int64_t restore_count_compute(struct restore *r, int64_t from)
     return from;
 }
 
-/* Waits for the oldest leaving group. Its time on the device begins when the device has done the
- * work that was queued before it. */
+/* Waits for the oldest leaving group, judges its checksums, counts it for its layer and frees it.
+ * Its time on the device begins when the device has done the work that was queued before it. */
 static void await_first(struct restore_pipeline *rr)
 {
     struct group *g = group_get(&rr->leaving);

@@ -47,12 +47,13 @@ int save_kinds_add_beside(const char *text, const struct save_kinds_from *from,
 #define SAVE_PACK_SHARE(type)                                                              \
     ((type) == PACK_BF16 ? 0.68 : (type) == PACK_F16 ? 0.86 : 0.84)
 
-/* Returns whether packed records are restored about as fast as plain ones: for every length of the
- * context up to max_tokens the fastest single method that has records takes at most
- * SAVE_PACK_SLOWER times as long. Where it is shorter, the disk is the bottleneck. If the store
- * keeps copies in DRAM (has_copies), restores from these read nothing and must unpack; then the
- * time won on the disk must also be at least the time lost on copies, summed over the lengths.
- * Returns false while the speed of the store, or that of unpacking, is unknown. */
+/* Returns whether packed records are restored about as fast as plain ones. Compares the time of the
+ * fastest single method, recomputation included, for contexts of 512 tokens, of each doubling, and
+ * of max_tokens. With packed records it may be at most SAVE_PACK_SLOWER times as long. It is
+ * shorter where the disk is the bottleneck. If the store keeps copies in DRAM (has_copies),
+ * restores from copies read nothing but must unpack. Then the time won on the disk, summed over the
+ * lengths, must also be at least the time of unpacking copies. Returns false while the speed of the
+ * store, or of unpacking, is unknown. */
 #define SAVE_PACK_SLOWER 1.02
 bool save_kinds_pack(const struct save_kinds_from *from);
 
