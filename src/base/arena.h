@@ -14,8 +14,7 @@ struct arena {
     size_t max_bytes;
 };
 
-/* Makes an arena of at most max_bytes. Returns 0, or -errno if the address space cannot be
- * reserved. */
+/* Makes an arena of at most max_bytes. Returns 0, or -errno if there is no address space. */
 int arena_init(struct arena *a, size_t max_bytes);
 void arena_deinit(struct arena *a);
 

@@ -36,16 +36,14 @@ int err_set(struct err *e, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 int err_setv(struct err *e, int code, const char *fmt, va_list ap);
 
-/* Puts context before the existing message ("CONTEXT: old message"). Returns e's code; ERR_FORMAT
- * if e is NULL. */
+/* Puts "CONTEXT: " before the message. Returns e's code; ERR_FORMAT if e is NULL. */
 int err_wrap(struct err *e, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* Returns true if the code says that a disk or its permissions refuse a file: no space, no right to
  * it, a read-only file system, a failing device.  A server continues without the file. */
 bool err_is_of_disk(int code);
 
-/* Returns "ERR_CORRUPT" and the like, or strerror's text for -errno. The string is static or
- * thread-local. */
+/* Returns "ERR_CORRUPT" and the like, or strerror's text. It is static or thread-local. */
 const char *err_name(int code);
 
 #endif

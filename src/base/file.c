@@ -10,8 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* hint is the size from fstat. The real size may differ: fstat reports 0 for pipes, and a file may
- * grow while it is read. */
+/* Reads until the end. Returns 0 with *out from malloc, -errno, or ERR_LIMIT. hint is the size from
+ * fstat, which may be wrong: it is 0 for pipes, and a file may grow meanwhile. */
 static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n)
 {
     size_t cap = hint < max_bytes ? hint + 1 : max_bytes + 1, len = 0;

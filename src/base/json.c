@@ -115,9 +115,9 @@ __attribute__((constructor)) static void json_memory_choose(void)
 
 /* --- parsing ------------------------------------------------------------------------ */
 
-/* Returns whether the nesting is at most JSON_MAX_DEPTH.  jansson's own limit of 2048 is fixed when
- * it is compiled, so depth is counted before it runs.  Only brackets outside of strings count;
- * jansson refuses malformed text. *longest: no token has more bytes. */
+/* Returns whether the nesting is at most JSON_MAX_DEPTH. jansson's own limit of 2048 is fixed when
+ * it is compiled, so depth is counted before it runs. Only brackets outside of strings count;
+ * jansson refuses malformed text. *longest gets a bound on the bytes of a token. */
 static bool depth_ok(const char *s, size_t n, size_t *longest)
 {
     int depth = 0;
@@ -143,8 +143,8 @@ static bool depth_ok(const char *s, size_t n, size_t *longest)
     return true;
 }
 
-/* Parses the text. *short_of_memory: the result is NULL because there was no memory. longest: no
- * token has more bytes. */
+/* Parses the text. No token has more than `longest` bytes. Returns NULL after an error, and sets
+ * *short_of_memory to whether there was no memory. */
 static json_t *parse_text(const char *bytes, size_t n, size_t longest, json_error_t *e,
                           bool *short_of_memory)
 {
@@ -178,7 +178,7 @@ static bool is_key(const char *s, size_t n)
 }
 
 /* Returns the length of the number at s if it is an integer that jansson cannot hold; else 0.
- * *length: the length of the number, well formed or not. */
+ * *length gets the length of the number, well formed or not. */
 static size_t big_bytes(const char *s, size_t n, size_t *length)
 {
     size_t i = *s == '-', from = i;
@@ -199,8 +199,8 @@ static size_t big_bytes(const char *s, size_t n, size_t *length)
     return errno == ERANGE ? i : 0;
 }
 
-/* Appends the text to *out with each such integer as a string that begins with `name`. Returns
- * false if there is no memory. */
+/* Appends the text to *out. Each integer of big_bytes becomes a string that begins with `name`.
+ * Returns false if there is no memory. */
 static bool name_bigs(const char *s, size_t n, const char *name, struct textbuf *out)
 {
     bool good = true;

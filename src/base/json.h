@@ -40,8 +40,7 @@ enum json_kind {
     JSON_KIND_OBJECT,
 };
 
-/* Parses n bytes, which need not live longer than the call. `file` is the name of the source in
- * messages. */
+/* Parses n bytes, which the tree does not keep. `file` names their source in messages. */
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err);
 void json_free(struct json *root); /* NULL is allowed */
@@ -69,7 +68,7 @@ bool json_string_is(const struct json *v, const char *text);
 bool json_bool_of(const struct json *v, bool *out);
 /* returns false if v is not an integer, or is one beyond 64 bits */
 bool json_int_of(const struct json *v, int64_t *out);
-/* Returns the digits of an integer that json_int_of cannot hold, with its sign; NULL: v is none. */
+/* Returns the digits, with the sign, of an integer beyond 64 bits; NULL if v is none. */
 const char *json_big_of(const struct json *v, size_t *n);
 /* as json_int_of; integers count as reals, too */
 bool json_real_of(const struct json *v, double *out);

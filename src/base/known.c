@@ -27,8 +27,8 @@ static char *cache_folder(void)
     return home != NULL && home[0] == '/' ? xasprintf("%s/.cache", home) : NULL;
 }
 
-/* Returns the path of a file or folder of this program, from malloc, or NULL; makes: the folders
- * above it are made. */
+/* Returns the path of a file or folder of this program, from malloc, or NULL if the user has no
+ * home directory. With `makes` missing folders above it are made. */
 static char *path_of(const char *name, bool makes)
 {
     char *folder = cache_folder();

@@ -18,8 +18,8 @@
 
 enum { KNOWN_MAX = 256, KNOWN_TEXT_BYTES = 600 };
 
-/* Returns the path of a folder beside the file, from malloc; makes: it is made if it is missing.
- * NULL: there is none, or others may write to it. */
+/* Returns the path of a folder beside the file, from malloc; NULL if there is none, or if others
+ * may write to it. With `makes` a missing folder is made. */
 char *known_folder(const char *name, bool makes);
 
 /* Copies the newest text of a key to out [KNOWN_TEXT_BYTES]. Returns false if there is none. */

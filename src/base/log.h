@@ -23,8 +23,7 @@ enum log_level {
 };
 
 void log_set_level(enum log_level level);
-/* Puts the time in UTC before each line, as in "2026-11-22T17:30:05.123Z hcache: ...". Initially
- * off. */
+/* Puts the UTC time before each line: "2026-11-22T17:30:05.123Z hcache: ...". Initially off. */
 void log_set_times(bool on);
 enum log_level log_level(void);
 
@@ -37,8 +36,7 @@ void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn_once(atomic_bool *said, const char *fmt, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Formats the line that would be written, with its '\n'. Returns its length, at most out_bytes - 1.
- */
+/* Formats the line that would be written, with its '\n'. Returns its length, < out_bytes. */
 size_t log_line(enum log_level level, char *out, size_t out_bytes, const char *fmt,
                 va_list ap);
 

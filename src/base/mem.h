@@ -41,8 +41,7 @@ char *xstrdup(const char *s);
 char *xmemdup(const void *p, size_t n); /* returns a copy of n bytes, with a final zero */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
-/* Like malloc, realloc and calloc: return NULL with errno set on failure. free() frees the
- * memory. */
+/* Like malloc, realloc and calloc: NULL with errno set on failure. free() frees the memory. */
 void *mem_try(size_t n);
 void *mem_try_realloc(void *old, size_t n); /* on failure `old` stays valid */
 void *mem_try_calloc(size_t n, size_t size);
@@ -61,8 +60,7 @@ void mem_provide(void *p, size_t n);
 void mem_give_back(void *p, size_t n);
 void mem_unmap(void *p, size_t n);
 
-/* Makes blocks of 1 MiB and more return to the system when they are freed: for the whole process,
- * and permanently. */
+/* Makes blocks of 1 MiB and more return to the system when they are freed, in the whole process. */
 void mem_return_large(void);
 /* Returns free heap memory to the system. It may take milliseconds. */
 void mem_trim(void);
@@ -75,11 +73,9 @@ void mem_trim(void);
 int mem_pledge(size_t n, struct err *err);
 void mem_unpledge(void);
 
-/* Sets n bytes aside for the whole process, permanently. A second call changes nothing. Returns 0
- * or -ENOMEM. */
+/* Sets n bytes aside for the process, permanently and only once. Returns 0 or -ENOMEM. */
 int mem_reserve(size_t n, struct err *err);
-/* Returns 0, or -ENOMEM if the reserve is spent and cannot be refilled. Call it before new work
- * begins. */
+/* Call before new work. Returns 0, or -ENOMEM if the reserve is spent and cannot be refilled. */
 int mem_check(struct err *err);
 /* Returns whether the reserve is spent, as the last mem_check found it. */
 bool mem_is_short(void);

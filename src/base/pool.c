@@ -92,8 +92,7 @@ static bool job_is_done(struct pool *p)
     return atomic_load_explicit(&p->n_left, memory_order_acquire) == 0;
 }
 
-/* Begins this thread's share of the announced ranges: the part of it that lies in its first range.
- */
+/* Begins this thread's share of the announced ranges: its part in the range where it begins. */
 static void ahead_begin(struct pool *p, struct ahead *a, unsigned turn)
 {
     size_t n[POOL_RANGES], all = 0;

@@ -8,9 +8,9 @@
  * second caller waits.  The division of work never changes results: kernels split rows or columns,
  * never sums.
  *
- * Between jobs the caller works alone, and at a job's end one thread waits for the other.  A thread
- * that waits reads nothing, so memory is idle.  pool_expect says what will be read next; threads
- * that wait then bring the beginning of their shares into their caches. */
+ * Between jobs only the caller works, and at a job's end the first threads to finish wait for the
+ * last.  Threads that wait read no memory.  So pool_expect announces what will be read next, and
+ * threads that wait bring the beginning of their shares of it into their caches. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 
@@ -39,14 +39,13 @@ struct pool_range {
 
 enum { POOL_RANGES = 3 };
 
-/* Announces n <= POOL_RANGES ranges that the program reads after the next job, one after another,
- * and each thread an equal share.  Threads that wait prefetch them from the start of the next job
- * on.  A wrong announcement costs time and nothing else, even if the memory no longer exists.  p
- * NULL is allowed. */
+/* Announces n <= POOL_RANGES ranges that the jobs after the next one read, in this order.  Each
+ * thread reads an equal share.  Threads that wait prefetch their shares, from the start of the next
+ * job on.  A wrong announcement costs time and nothing else, even if the memory no longer exists.
+ * p NULL is allowed. */
 void pool_expect(struct pool *p, const struct pool_range *range, int n);
 
-/* Computes the range [*begin, *end) of [0, n_items) that thread i of n takes, in multiples of
- * `unit`. */
+/* Computes thread i's range [*begin, *end) of [0, n_items), in multiples of `unit`. */
 void pool_share(long n_items, long unit, int thread_idx, int n_threads, long *begin,
                 long *end);
 

@@ -71,8 +71,7 @@ bool process_with_file(uint64_t device, uint64_t inode, char *out, size_t n)
     return found;
 }
 
-/* Returns the number after a label in a system file, multiplied by `unit`; UINT64_MAX if the label
- * is not there. */
+/* Returns the number after a label in a system file, times `unit`; UINT64_MAX without the label. */
 static uint64_t number_in(const char *path, const char *label, uint64_t unit)
 {
     char line[256];
@@ -140,8 +139,7 @@ static uint64_t least_upwards(const struct group_files *f, const char *root, cha
     }
 }
 
-/* Returns whether a line of /proc/self/cgroup lists the controller "memory", between its first two
- * colons. */
+/* Returns whether a line of /proc/self/cgroup lists "memory" between its first two colons. */
 static bool has_memory(const char *controllers)
 {
     size_t n = strlen("memory");

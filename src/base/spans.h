@@ -28,8 +28,7 @@ static inline void spans_begin(struct spans *s)
         *s = (struct spans){.at_ns = clock_now_ns()};
 }
 
-/* Ends the part that began where the one before ended. If all places are taken, its time is added
- * to the last part. */
+/* Ends the part that began at the last end. If all places are taken, the last part grows. */
 static inline void spans_end(struct spans *s, const char *name)
 {
     if (s == NULL)

@@ -10,8 +10,7 @@
  * 140 KiB; the largest single frame has 272 KB (store/placement_learn.c). */
 enum { THREAD_STACK_BYTES = 2 << 20 };
 
-/* Like pthread_create, with a stack of at least THREAD_STACK_BYTES. Returns 0 or a positive errno.
- */
+/* Like pthread_create, with THREAD_STACK_BYTES of stack or more. Returns 0 or a positive errno. */
 int thread_create(pthread_t *out, void *(*run)(void *arg), void *arg);
 
 /* Asks the scheduler for slices of slice_ns for the calling thread, which then runs soon after it

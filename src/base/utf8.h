@@ -55,8 +55,7 @@ static inline size_t utf8_encode(uint32_t cp, char out[4])
     return 4;
 }
 
-/* Returns the offset of the first byte that is not part of a valid character; n if there is
- * none. */
+/* Returns the offset of the first byte that is not part of a valid character; n if all are. */
 static inline size_t utf8_check(const void *bytes, size_t n)
 {
     const uint8_t *s = (const uint8_t *)bytes;

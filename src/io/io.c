@@ -187,8 +187,7 @@ int io_transfer_err(const struct io_file *f, enum io_op op, size_t n, uint64_t o
                    why);
 }
 
-/* Transfers n bytes. Returns 0 or a code. *done is the number of transferred bytes in either
- * case. */
+/* Transfers n bytes. Returns 0 or a code; *done gets the transferred bytes in either case. */
 static int transfer(struct io_file *f, enum io_op op, uint8_t *buf, size_t n,
                     uint64_t offset, size_t *done)
 {
@@ -229,8 +228,7 @@ int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset
                    struct err *err)
 {
     size_t done;
-    /* The cast is safe: one loop serves both directions, and a write never stores through the
-     * pointer. */
+    /* The cast is safe: one loop serves both directions, and a write only reads the buffer. */
     int rc = transfer(f, IO_WRITE, (uint8_t *)(uintptr_t)buf, n, offset, &done);
     return rc == 0 ? 0 : io_transfer_err(f, IO_WRITE, n, offset, rc, err);
 }

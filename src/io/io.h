@@ -81,8 +81,7 @@ struct io_turn {
  * affected. */
 void io_share_disk(struct io *io, struct io_turn *turn, bool goes_first);
 
-/* Fills buf with random bytes for salts and UUIDs: from the kernel, or on the simulated disk from
- * its seed. */
+/* Fills buf with random bytes, from the kernel or from the simulated disk's seed. */
 int io_random(struct io *io, void *buf, size_t n, struct err *err);
 
 /* ---- Files ------------------------------------------------------------------------------- */
@@ -143,9 +142,8 @@ int io_file_allocate(struct io_file *f, uint64_t offset, uint64_t length, struct
  * in free blocks of the medium: io_erase.h overwrites them first. */
 int io_file_punch(struct io_file *f, uint64_t offset, uint64_t length, struct err *err);
 
-/* Finds the first run [*begin, *end) of stored bytes at or behind `at`: what lies between runs is a
- * hole. *begin == *end: there is none. A file system that does not know its holes reports the whole
- * file. */
+/* Finds the first run [*begin, *end) of stored bytes at or behind `at`. Between runs are holes. If
+ * there is no run, *begin == *end. A file system that knows no holes reports the whole file. */
 int io_file_next_data(struct io_file *f, uint64_t at, uint64_t *begin, uint64_t *end,
                       struct err *err);
 
@@ -182,8 +180,7 @@ int io_make_private(struct io *io, const char *path, struct err *err);
  * (NULL allowed) is the number of created folders, the last n_made of the path. On a failure
  * removes the folders that it created. */
 int io_mkdirs(struct io *io, const char *path, int *n_made, struct err *err);
-/* Removes folders that io_mkdirs has made: the last n folders of the path. Stops at a folder that
- * is not empty. */
+/* Removes the last n folders of the path, which io_mkdirs made. Stops at one that is not empty. */
 void io_rmdirs(struct io *io, const char *path, int n);
 int io_list(struct io *io, const char *path, struct io_names *out, struct err *err);
 void io_names_free(struct io_names *names);
@@ -194,8 +191,7 @@ bool io_exists(struct io *io, const char *path);
 int io_unlink(struct io *io, const char *path, struct err *err);
 /* Renames a file. Replaces `to` if it exists. */
 int io_rename(struct io *io, const char *from, const char *to, struct err *err);
-/* When it returns 0, every earlier create, unlink, rename and mkdir of a name in this folder
- * survives a crash. */
+/* When it returns 0, every earlier create, unlink, rename and mkdir in this folder is durable. */
 int io_dir_sync(struct io *io, const char *path, struct err *err);
 /* Syncs the folder that holds the path. */
 int io_parent_sync(struct io *io, const char *path, struct err *err);
@@ -218,8 +214,7 @@ struct io_req {
     /* A read of a direct file comes from the page cache if the cache has its bytes. */
     bool may_hit;
     void *user;
-    /* Set at completion: 0 if the request was transferred in full, else an error as from
-     * io_file_pread. */
+    /* Set at completion: 0 if all was transferred, else an error as from io_file_pread. */
     int result;
     size_t cached_bytes; /* set at completion: bytes that came from the page cache */
     /* for the queue only */

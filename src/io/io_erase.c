@@ -74,7 +74,7 @@ static int zero_and_sync(struct io_file *f, uint64_t begin, uint64_t end, struct
     return rc == 0 && any ? io_file_sync(f, err) : rc;
 }
 
-/* Overwrites [begin, end), the first sector alone, and syncs. */
+/* Overwrites [begin, end) and syncs. The first sector goes alone, before the others. */
 static int zero_durably(struct io_file *f, uint64_t begin, uint64_t end, struct err *err)
 {
     uint64_t first_end = MIN(round_up(begin + 1, IO_ALIGN), end);
@@ -155,7 +155,7 @@ int io_replace(struct io *io, const char *from, const char *to, int *old_rc,
         return rc;
     }
     rc = io_parent_sync(io, to, err);
-    int erased = rc == 0 ? io_erase(io, from, &why) : 0;
+    int erased = rc == 0 ? io_erase(io, from, &why) : 0; /* `from` names the old file now */
     if (old_rc != NULL)
         *old_rc = erased;
     return rc;

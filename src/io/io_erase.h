@@ -23,14 +23,13 @@
 
 #include "io/io.h"
 
-/* Overwrites [begin, end) of a file with zeros, as far as the file holds data there; *any: it does.
- * Does not sync, except now and then in a file that goes through the page cache. For a direct file
- * both ends are multiples of IO_ALIGN. */
+/* Overwrites [begin, end) of a file with zeros, as far as the file holds data there, and sets *any
+ * to whether it does. Does not sync, except now and then in a file that goes through the page
+ * cache. For a direct file both ends are multiples of IO_ALIGN. */
 int io_file_zero(struct io_file *f, uint64_t begin, uint64_t end, bool *any,
                  struct err *err);
 
-/* Overwrites the bytes from size_bytes on, syncs, and truncates the file to that size. Does nothing
- * to a shorter file. */
+/* Overwrites the bytes from size_bytes on, syncs, and truncates the file there, if it is longer. */
 int io_file_cut(struct io_file *f, uint64_t size_bytes, struct err *err);
 
 /* Overwrites a file, syncs, and removes its name. The caller syncs the folder. Returns -ENOENT if
@@ -50,8 +49,7 @@ int io_replace(struct io *io, const char *from, const char *to, int *old_rc,
  * `why` names the reason: a file system that copies on write or keeps a log, a journal of data, a
  * snapshot of the volume. Looks only at the system's own tables, in microseconds. */
 bool io_medium_check(struct io *io, const char *path, char *why, size_t n);
-/* Returns whether blocks of the file belong to another file, too (a reflink): then the other file
- * keeps the old bytes. */
+/* Returns whether another file shares blocks of this one (a reflink), and so keeps old bytes. */
 bool io_file_is_shared(const struct io_file *f);
 
 #endif

@@ -23,8 +23,7 @@ struct io_ops {
     int (*file_open)(struct io *io, const char *path, unsigned flags, struct io_file **out);
     void (*file_close)(struct io_file *f);
     int (*file_fd)(const struct io_file *f); /* NULL: files have no descriptor */
-    /* Returns whether the page cache has these bytes of a direct file. Starts no reading. NULL: it
-     * never has. */
+    /* Returns whether the page cache has these bytes; starts no reading. NULL: it never has. */
     bool (*file_is_cached)(struct io_file *f, uint64_t offset, size_t n);
     /* The next two make one attempt to transfer n bytes. Return the bytes transferred (0 at the end
      * of the file), or a negative code. */
@@ -85,8 +84,7 @@ struct io_queue_ops {
      * ended. *done is the list of ended pieces; NULL: none has ended in time. Called only while the
      * backend has a started piece. */
     int (*reap)(struct io_queue *q, int64_t timeout_ns, struct io_piece **done);
-    /* Asks for an early end of all started pieces; NULL: pieces end by themselves without
-     * waiting. */
+    /* Asks for an early end of all started pieces; NULL: they end by themselves without waiting. */
     void (*cancel)(struct io_queue *q);
     /* Returns a file descriptor that poll reports as readable once a piece has ended. NULL: the
      * backend has no such descriptor. */

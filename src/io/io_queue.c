@@ -21,7 +21,7 @@
 
 #define MAX_DEPTH   1024u
 #define MAX_BUFFERS 64u
-/* Interval at which a wait checks its alarm if the backend has no descriptor to poll */
+/* A wait checks its alarm at this interval if the backend has no descriptor to poll. */
 #define DEAF_NS 1000000
 /* A time that does not come */
 #define NEVER INT64_MAX
@@ -346,6 +346,8 @@ static int64_t settle(struct io_queue *q)
     return held_ns;
 }
 
+/* Waits until `want` requests are done, until_ns has come, or an alarm rings (only if `listens`).
+ * want 0: takes what has come back, once, without waiting. */
 static int wait_for(struct io_queue *q, unsigned want, int64_t until_ns, bool listens)
 {
     int64_t held_ns = settle(q);

@@ -4,8 +4,7 @@
 #include "base/clock.h"
 #include "base/minmax.h"
 
-/* Most that a late report gives back. It is 1 % of the 100 ms over which the limit has to be
- * accurate. */
+/* Most that a late report gives back: 1 % of the 100 ms in which the limit must be accurate. */
 #define LATE_NS 1000000
 
 void io_throttle_init(struct io_throttle *t)
@@ -35,8 +34,7 @@ int64_t io_throttle_reserve(struct io_throttle *t, uint64_t n_bytes)
     int64_t earliest_ns = clock_now_ns() - t->late_ns;
     t->next_ns = MAX(t->next_ns, earliest_ns);
     t->late_ns = 0;
-    /* The sum overflows after 292 years of booked time, which only a rate of a few bytes per second
-     * can reach. */
+    /* The sum overflows after 292 years of booked time, at a few bytes per second. */
     if (__builtin_add_overflow(t->next_ns, took_ns, &t->next_ns))
         t->next_ns = INT64_MAX;
     int64_t end_ns = t->next_ns;

@@ -20,8 +20,7 @@
  * see liburing's system calls. */
 static pthread_mutex_t mapping = PTHREAD_MUTEX_INITIALIZER;
 
-/* Opens a queue that works without a ring. Rings count against RLIMIT_MEMLOCK, which is small for
- * an unprivileged user. */
+/* Opens a queue without a ring: rings count against RLIMIT_MEMLOCK, which is often small. */
 static int open_without_ring(struct io_queue *q)
 {
     static atomic_bool said;
@@ -133,8 +132,7 @@ static int ring_reap(struct io_queue *q, int64_t timeout_ns, struct io_piece **d
     return *done != NULL || is_benign(rc) ? 0 : rc;
 }
 
-/* Cancels all pieces. The answer to the cancel request itself belongs to no piece, and `collect`
- * skips it. */
+/* Cancels all pieces. `collect` skips the cancel request's own answer, which has no piece. */
 static void ring_cancel(struct io_queue *q)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(q->backend);

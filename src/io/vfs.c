@@ -11,9 +11,8 @@
  *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
  * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
  *    here a missing log is an empty file without io_file.
- * 6. Of an encrypted file whole blocks of 16 bytes are written. SQLite syncs up to the beginning
- *    of a sector and never writes before it again, so no block with synced bytes is written
- *    again. */
+ * 6. An encrypted file is written in whole blocks of 16 bytes. SQLite syncs up to the beginning of
+ *    a sector and never writes before it again. So no block with synced bytes is written again. */
 #include "io/vfs.h"
 
 #include <errno.h>
@@ -270,8 +269,7 @@ static int file_sector_size(sqlite3_file *base)
     return IO_ALIGN;
 }
 
-/* Promises nothing about writes: they are not atomic, not in order, and may damage bytes beside
- * them (io.h). */
+/* Promises nothing: writes are not atomic, not in order, and may damage bytes beside them. */
 static int file_characteristics(sqlite3_file *base)
 {
     (void)base;

@@ -37,8 +37,7 @@ struct probe {
 
 /* --- positions and memory --------------------------------------------------------------------- */
 
-/* Returns one more than the probe's last position. Learned positions end with their table;
- * rotations have no end. */
+/* Returns one more than the probe's last position. Learned positions end with their table. */
 static int n_positions(const struct model *m)
 {
     int n = FAR + N_FAR;
@@ -232,8 +231,7 @@ static int cross(struct probe *p, int from, int to)
                        (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype));
 }
 
-/* Projects the output of layer `before` as a restore from hidden states does, and adds K and V to
- * the hash. */
+/* Projects the output of layer `before`, as a restore does, and adds K and V to the hash. */
 static int add_projection(struct probe *p, int before)
 {
     const struct model *m = p->m;
@@ -311,8 +309,8 @@ static void add_declared(const struct model *m, struct sha256_ctx *h)
         add_u32(h, "q4 version", Q4_NUMERICS_VERSION);
     if (m->w.dtype == DTYPE_Q4)
         add_matrix_types(m, h);
-    /* A table of blocks gives exact values, and a table held as bf16 gives rounded ones.  They are
-     * equal in bf16 state. */
+    /* Tables of blocks give exact values, bf16 tables rounded ones; in bf16 state both are
+     * equal. */
     if (dtype_has_blocks(m->w.embed.dtype) && m->dtype != DTYPE_BF16)
         add_text(h, "table dtype", dtype_name(m->w.embed.dtype));
     if (m->w.dtype == DTYPE_BF16R)

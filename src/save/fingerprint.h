@@ -32,8 +32,7 @@
 /* Rows of the forward pass that the probe makes. */
 enum { FINGERPRINT_PROBE_ROWS = 76 };
 
-/* Returns the device memory that the probe takes on each stage, in addition to struct model_work.
- */
+/* Returns the device memory that the probe takes on each stage, besides struct model_work. */
 size_t fingerprint_device_bytes(const struct model *m);
 
 /* Computes the fingerprint. `w` must have room for FINGERPRINT_PROBE_ROWS rows. Costs as much as

@@ -101,8 +101,7 @@ static int commit(struct repack *r, struct err *err)
     return rc;
 }
 
-/* Appends the packed chunk. If there is no room, it commits the chunks packed before, which frees
- * room, and tries again. */
+/* Appends the packed chunk. If there is no room, commits earlier ones, and tries again. */
 static int replace(struct repack *r, const struct store_chunk *c, struct err *err)
 {
     int rc = store_append(r->store, c, err);
@@ -114,6 +113,8 @@ static int replace(struct repack *r, const struct store_chunk *c, struct err *er
     return rc;
 }
 
+/* Reads the chunk, packs its records, and has the packed ones replace the stored ones. Does nothing
+ * if no record gets smaller. */
 static int pack_chunk(struct repack *r, const struct sha256 *key, struct err *err)
 {
     struct store_record records[CHUNK_MAX_RECORDS];

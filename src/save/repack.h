@@ -5,10 +5,10 @@
  *                         -> store_append (replaces)
  *                         -> after some chunks, or for want of room: store_commit
  *
- * Before the commit a chunk is in the store once, unpacked; after it once, packed; a crash leaves
- * one of the two. Both forms need room until then: a store without any room packs nothing. Nothing
- * is evicted for it, no use is counted, and pins and times stay. The type of the numbers is not
- * stored, so it is found by trying; what does not shrink stays. One thread at a time. */
+ * Lookups find the unpacked form before the commit and the packed one after it. A crash leaves one
+ * of the two. Both need room until the commit, so a full store packs nothing. Packing evicts
+ * nothing and counts no use; pins and times stay. The type of the numbers is not stored, so it is
+ * found by trying. A record that does not shrink stays. One thread at a time. */
 #ifndef SAVE_REPACK_H
 #define SAVE_REPACK_H
 
@@ -34,8 +34,8 @@ void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
 int repack_step(struct repack *r, bool *more, struct err *err);
 void repack_counts(const struct repack *r, struct repack_counts *out);
 
-/* Packs the bytes of a record to `to`, which has as many, and makes them the record's. Returns
- * false, and leaves *x alone, if they would take as many blocks of the store. */
+/* Packs a record of x->n_bytes at `from` into `to`, which has the same size, and points *x to it.
+ * Returns false and leaves *x alone if the packed bytes would take as many blocks of the store. */
 bool repack_record(struct store_record *x, enum pack_type type, const void *from, void *to);
 
 #endif

@@ -61,8 +61,7 @@ struct save_down {
 
 /* --- the sorter ------------------------------------------------------------------------------- */
 
-/* Copies rows into chunks without a lock: no other thread reads these rows before n_done has
- * grown. */
+/* Copies rows into chunks without a lock: nobody reads these rows before n_done has grown. */
 static void sort_rows(struct job *j)
 {
     int rc = event_sync(j->is_down);
@@ -198,6 +197,7 @@ size_t save_down_bytes(const struct save_down *d)
 
 /* --- one layer -------------------------------------------------------------------------------- */
 
+/* Returns the layer that was queued last, or NULL if there was none. */
 static const struct job *job_before(const struct save_down *d)
 {
     return d->n_queued > 0 ? &d->job[(d->n_queued - 1) % N_JOBS] : NULL;
@@ -254,6 +254,7 @@ void save_down_move(struct save_down *d, uint8_t *to, const uint8_t *from, size_
     d->now->moves[d->now->n_moves++] = (struct move){to, from, n_bytes, lost};
 }
 
+/* Queues the layer's copies on the copy stream, behind the work that s has so far. */
 static int queue_copies(struct save_down *d, struct stream *s)
 {
     int rc = event_record(s, d->is_computed);
@@ -273,6 +274,8 @@ int save_down_end(struct save_down *d, struct stream *s)
 {
     const struct job *before = job_before(d);
     int rc = queue_copies(d, s);
+    /* Work queued on s from now on may overwrite the matrices of the layer before this one, so s
+     * waits for their copy. This layer's own copy runs beside that work. */
     if (rc == 0 && before != NULL)
         rc = event_wait(s, before->is_down);
     d->now = NULL;

@@ -31,8 +31,7 @@ struct save_memory {
 int save_memory_init(struct save_memory *m, size_t n_bytes, size_t min_bytes);
 void save_memory_deinit(struct save_memory *m);
 
-/* Returns memory of n_bytes (> 0), aligned to SAVE_MEMORY_ALIGN and not cleared; NULL if no gap is
- * large enough. */
+/* Returns n_bytes (> 0) aligned to SAVE_MEMORY_ALIGN, not cleared; NULL if no gap fits. */
 uint8_t *save_memory_take(struct save_memory *m, size_t n_bytes);
 void save_memory_give(struct save_memory *m, const uint8_t *run);
 

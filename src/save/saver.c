@@ -172,8 +172,7 @@ static int reserve_memory(struct saver *s, struct err *err)
     return rc == 0 ? 0 : err_wrap(err, "memory for records as they are stored");
 }
 
-/* Returns the most copies for one layer. Each matrix takes one copy per decode row, or per chunk of
- * a prefill piece. */
+/* Returns a bound on one layer's copies: each matrix takes at most one per row. */
 static int max_copies(const struct saver *s)
 {
     return 4 * s->o.max_batch_rows;
@@ -395,6 +394,8 @@ struct save_seq *save_open(struct saver *s, const struct save_begin *b)
     return q;
 }
 
+/* [lock] With the last reference frees the sequence, ends its pins, and offers chunks that waited
+ * for its end to the remote. */
 static void save_drop_ref_locked(struct save_seq *q)
 {
     if (--q->n_refs > 0)
@@ -464,8 +465,9 @@ int64_t save_committed_tokens(const struct save_seq *q)
 
 /* --- stage one -------------------------------------------------------------------------------- */
 
-/* Returns memory for one more chunk. If it returns NULL, *end gets the reason. With SAVE_TRY, *end
- * is SAVE_GOES_ON if the writer will free some memory. */
+/* Returns memory for one more chunk, or NULL if there is none. Only with NULL *end is meaningful:
+ * the reason why saving ends, or SAVE_GOES_ON if `how` is SAVE_TRY and the writer will free some
+ * memory. */
 static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
                                      enum save_end *end)
 {
@@ -687,8 +689,7 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 
 /* --- snapshots -------------------------------------------------------------------------------- */
 
-/* Returns memory for a snapshot. NULL: more than half of all memory is taken, and chunks come
- * first. */
+/* Returns memory for a snapshot; NULL if more than half of all memory is taken. */
 static struct save_chunk *take_snapshot(struct save_seq *q)
 {
     struct saver *s = q->saver;
@@ -704,7 +705,7 @@ static struct save_chunk *take_snapshot(struct save_seq *q)
 }
 
 /* Copies all states to a new snapshot behind n_tokens tokens. Returns NULL if there is no memory
- * for it, or a state stands elsewhere. */
+ * for it, or if a state is not that behind exactly these tokens. */
 static struct save_chunk *copy_states(struct save_seq *q, int64_t n_tokens,
                                       const struct save_states *states)
 {
@@ -780,7 +781,7 @@ void save_idle(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
 
 /* --- stage two: the writer: faults of the store ----------------------------------------------- */
 
-static void tell(const struct saver *s, const char *what, const struct err *e)
+static void warn_user(const struct saver *s, const char *what, const struct err *e)
 {
     char text[640];
     snprintf(text, sizeof text, "%s, generation goes on: %s", what, e->msg);
@@ -788,6 +789,7 @@ static void tell(const struct saver *s, const char *what, const struct err *e)
         s->o.warn(s->o.warn_arg, text);
 }
 
+/* Ends saving for all sequences. The first fault stays. */
 static void set_fault(struct saver *s, int rc, const struct err *e)
 {
     pthread_mutex_lock(&s->lock);
@@ -798,7 +800,7 @@ static void set_fault(struct saver *s, int rc, const struct err *e)
     }
     pthread_mutex_unlock(&s->lock);
     if (first)
-        tell(s, "saving stopped until a restart", e);
+        warn_user(s, "saving stopped until a restart", e);
 }
 
 /* Notes that the disk is full. That is not a fault: the store continues once there is room. */
@@ -810,7 +812,7 @@ static void note_full_disk(struct saver *s, const struct err *e)
     s->full_err = *e;
     pthread_mutex_unlock(&s->lock);
     if (first)
-        tell(s, "nothing is saved while the disk is full", e);
+        warn_user(s, "nothing is saved while the disk is full", e);
 }
 
 /* Notes that there is room: bytes were committed. */
@@ -828,8 +830,7 @@ static bool continues_tail(const struct save_chunk *c)
     return c->seq->tail.impl != NULL && c->chunk_idx == c->seq->tail_idx;
 }
 
-/* Reads one record of a stored tail. Copies the rows that the sequence continues to the first rows
- * of the chunk's record. */
+/* Reads one record of a stored tail, and copies its first n_tail rows into the chunk's record. */
 static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                             enum store_kind kind, struct err *err)
 {
@@ -916,8 +917,7 @@ static void put_packed(struct saver *s, enum pack_type type, const void *from, v
     }
 }
 
-/* Packs a record of a full chunk, which is to be stored, in place of the chunk's rows, which nobody
- * needs any more. */
+/* Packs a record of a full chunk into the memory of the chunk's rows, which are used up then. */
 static int pack_record(struct saver *s, struct save_chunk *c, struct store_record *r)
 {
     uint8_t *rows = save_record(c, r->layer, r->kind);
@@ -947,8 +947,7 @@ static bool wants_any(const struct saver *s, const struct save_chunk *c,
     return false;
 }
 
-/* Makes the records that the policy asks for and `without` does not name. Returns how many, or a
- * negative error. */
+/* Makes the wanted records that `without` lacks. Returns their number, or a negative error. */
 static int make_records(struct saver *s, struct save_chunk *c,
                         const struct store_mask *without, struct store_record *records)
 {
@@ -1043,7 +1042,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         chunk.supersedes = &q->tail.key;
     (void)store_pin(s->o.store, key, &stored);
     if (!is_sound(s, q, key, &stored))
-        store_release(s->o.store, &stored, 1);
+        store_release(s->o.store, &stored, 1); /* clears stored: all is written */
     struct store_mask without = {0};
     if (stored.impl != NULL)
         without = stored.mask;
@@ -1229,8 +1228,7 @@ static void choose_inputs(struct saver *s, const struct store_link *links, int n
             drop[i] |= layer_set_has(&s->apart, l) && has_record(&links[i].mask, l);
 }
 
-/* Drops the records that no resume point of a sequence's context needs. Returns whether any was
- * dropped. */
+/* Drops the records that no resume point of the context needs. Returns whether it dropped any. */
 static bool thin(struct saver *s, const struct save_seq *q)
 {
     struct store *store = s->o.store;
@@ -1437,6 +1435,8 @@ static void step_back(void)
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), NICE);
 }
 
+/* Writes the next chunk of the queue. Commits when MAX_UNCOMMITTED chunks have gathered, or when a
+ * commit is due and no chunk may be taken. */
 static enum step save_writer_step(struct saver *s)
 {
     struct uncommitted *b = &s->uncommitted;
@@ -1473,8 +1473,7 @@ static void save_writer_wait(struct saver *s)
         save_down_await(s->down, after);
 }
 
-/* Waits until the time has come, or there is something to save. Returns whether the time has
- * come. */
+/* Waits until due_ns. Returns false if there is something to save or commit before. */
 static bool rest_until(struct saver *s, int64_t due_ns)
 {
     int64_t now_ns = clock_now_ns();

@@ -54,9 +54,8 @@
 /* Which kinds are saved: bit STORE_HIDDEN and bit STORE_KV per layer; 0: the layer is not saved. */
 struct save_policy {
     uint8_t kinds[STORE_MAX_LAYERS];
-    /* Full chunks are packed (pack/pack.h) before they are stored, unless more than half of the
-     * saver's memory for chunks is taken, or a record does not get smaller by a block of the store.
-     * So are snapshots. */
+    /* Full chunks and snapshots are packed (pack/pack.h) before they are stored, unless more than
+     * half of the memory for chunks is taken, or packing saves no block of the store. */
     bool packs;
 };
 
@@ -68,8 +67,7 @@ struct save_policy {
 #define SAVE_HIDDEN (1u << STORE_HIDDEN)
 #define SAVE_KV     (1u << STORE_KV)
 
-/* Return the bytes of a full chunk's record, as stored: of layer l, and of the layer with the
- * largest. */
+/* Return the stored bytes of a full chunk's record: of layer l, and of the largest layer. */
 static inline size_t record_bytes(const struct model *m, int l, enum store_kind kind)
 {
     return STORE_CHUNK_TOKENS *
@@ -89,13 +87,12 @@ struct saver_opts {
     struct remote *remote; /* committed chunks are offered to it; NULL: there is none */
     const struct model *model;
     struct sha256 fingerprint;
-    /* Bound on memory for chunks. Raised to the need of one sequence's batch that saves
-     * everything. */
+    /* Bound on memory for chunks; raised to what one sequence's batch needs at most. */
     size_t buffer_bytes;
     int max_batch_rows; /* most rows of one forward pass */
-    int input_tokens;   /* for tests, instead of SNAPSHOT_INPUTS; 0: that */
-    /* Once a sequence was saved whose chunks are packed, all chunks of the store that are not are
-     * packed when nothing was saved for this time (repack.h); 0: never. */
+    int input_tokens;   /* for tests: replaces SNAPSHOT_INPUTS unless it is 0 */
+    /* All unpacked chunks of the store are packed (repack.h) when nothing was saved for this time
+     * since a sequence whose policy packs; 0: never. */
     int64_t pack_idle_ns;
     /* Called on the writer's thread: once for a fault, and each time that the disk becomes full. */
     void (*warn)(void *arg, const char *text);
@@ -156,26 +153,23 @@ struct save_begin {
     /* Truncation, which is part of the keys of chunks beyond its context; context 0: none. */
     struct truncation truncation;
     /* If first_token is no multiple of 64: a partial chunk that has the tokens before it, and ends
-     * there or later. The caller has found it in the store, has pinned it, and has checked that it
-     * has the records that are to be saved. The sequence also
-     * pins it as long as it needs it, since another sequence that continues the partial chunk may
-     * supersede it at any time. */
+     * there or later. The caller has found it in the store, pinned it, and checked that it has the
+     * records to be saved. The sequence also pins it as long as it needs it, since another sequence
+     * that continues the partial chunk may supersede it at any time. */
     const struct store_hit *tail;
     const struct save_policy *policy;
     uint64_t owner; /* owner of the chunks, as store_owner returns it */
     uint64_t epoch; /* store_epoch when the sequence's request began; 0: unknown */
     struct store_use use;
-    int64_t
-        n_prompt; /* tokens of the prompt, behind which a window is kept (snapshots.h) */
-    /* Many sequences will continue this sequence's tail. So the first one that does must not
-     * supersede the tail. */
+    int64_t n_prompt; /* tokens of the prompt; a window is kept behind it (snapshots.h) */
+    /* Many sequences will continue the tail, so the first of them must not supersede it. */
     bool is_document;
 };
 /* Fills kinds [n_layers] with SAVE_ bits: the records of a stored chunk. A partial chunk is
  * continued only if save_kinds_usable allows it. */
 void save_stored_kinds(const struct store_mask *mask, int n_layers, uint8_t *kinds);
-/* Returns what packing has left of the bytes that reading a chunk's records of one kind takes; 1:
- * none is packed, or there is none. A lookup has found the chunk. */
+/* Returns the share (0 to 1) that packing leaves of the bytes of a chunk's records of one kind; 1
+ * if none is packed, or there is none. The hit comes from a lookup. */
 double save_stored_share(const struct store_hit *hit, enum store_kind kind,
                          bool is_snapshot, const struct model *m);
 /* Returns the code for keys, values and hidden states of this type; that for snapshots is f32's. */
@@ -195,11 +189,11 @@ static inline bool save_kinds_suffice(const uint8_t *wanted, const uint8_t *stor
 }
 /* Returns the layers of which a policy saves records. */
 struct layer_set save_layers(const struct save_policy *p);
-/* Returns the layers whose records are dropped where no resume point needs them (snapshots.h):
- * those with a window, and recurrent ones. Empty if the model has no others: a chunk keeps some
- * record. */
+/* Returns the layers with a window or recurrent state, whose records are dropped where no resume
+ * point needs them (snapshots.h). Empty if the model has no others: a chunk keeps some record. */
 struct layer_set save_apart(const struct model_config *c);
-/* Why fewer come back than are stored: stored tokens, the window, tokens that come back. */
+/* Format of the reason why fewer tokens come back than are stored. Arguments: stored tokens, the
+ * window, tokens that come back. */
 #define SAVE_WHY_WINDOWS                                                                   \
     "%d tokens are stored, but the windows of layers that see %d tokens are kept only "    \
     "up to token %d"

@@ -51,8 +51,8 @@ struct save_seq {
     int64_t n_handed_over;    /* tokens up to the last chunk that went to the writer */
     struct save_chunk **open; /* [n_open] chunks that are being filled, in order */
     bool is_document;
-    int first_chunk,
-        prompt_chunks;      /* full chunks before the first saved one, and in the prompt */
+    int first_chunk;        /* full chunks before the first saved one */
+    int prompt_chunks;      /* full chunks of the prompt, without its last token */
     atomic_llong committed; /* committed tokens */
     atomic_int end;         /* an enum save_end */
     /* references: the owner's, and one per chunk in flight; under the saver's lock */
@@ -138,7 +138,7 @@ struct saver {
     bool quit;
     int fault; /* first code that the store returned: saving has ended for all */
     struct err fault_err;
-    /* A write has failed for want of space and none has succeeded since. */
+    /* A write has failed for want of space, and none has succeeded since. */
     bool disk_is_full;
     struct err full_err;
 

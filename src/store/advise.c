@@ -6,8 +6,7 @@
 #include "store/store_impl.h"
 
 enum { HOUR_S = 3600, DAY_S = 24 * HOUR_S };
-/* Hash buckets that are visited under one hold of the store's lock. Bounds the time that other
- * threads wait. */
+/* Hash buckets that are visited under one hold of the store's lock, so others wait briefly. */
 enum { BUCKETS_AT_ONCE = 4096 };
 
 static const struct store_advice rows[STORE_ADVICES] = {{"hour", HOUR_S, 0, 0},

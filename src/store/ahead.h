@@ -1,10 +1,10 @@
 /* ahead.h - threads that have the system provide a region's memory before it is used; private to
  * src/store.
  *
- * The system provides and zeroes memory page by page at its first use. That takes longer than
- * receiving the same bytes from another server, and beside decodes it took 40 times the processor
- * time of the rest of a fetch from the disk: 1.2 ns a byte if the host of a virtual machine
- * provides the page too, else 0.1 to 0.3 ns (docs/perf/). So memory is provided before its use:
+ * The system provides and zeroes memory page by page at its first use. That takes 0.1 to 0.3 ns a
+ * byte, or 1.2 ns if the host of a virtual machine must provide the page, too (docs/perf/). It is
+ * more than receiving the same bytes from another server takes. Beside decodes it was 40 times the
+ * processor time of the rest of a fetch from the disk. So memory is provided before its use:
  *
  *     region   |#### used ####|==== provided ====|......................|
  *                             '-- ahead_bytes ---'
@@ -39,8 +39,9 @@ void ahead_use(struct ahead *a, const uint8_t *base, uint64_t end_bytes);
 /* Stops following the region. Its memory may be given back after the return. */
 void ahead_leave(struct ahead *a, const uint8_t *base);
 
-/* Waits until the memory ahead of the followed region's used bytes is provided. Returns false
- * after timeout_ns. *n_bytes is the end of the part provided so far. */
+/* Waits until the memory ahead of the followed region's used bytes is provided. Returns true then,
+ * or false after timeout_ns. *n_bytes gets the end of the part provided so far; 0 without a
+ * region. */
 bool ahead_await(struct ahead *a, int64_t timeout_ns, uint64_t *n_bytes);
 /* Returns the processor time, in seconds, that the system would take to provide memory for n_bytes
  * more of the region. Of the memory that is provided ahead, n_promised bytes are promised to others

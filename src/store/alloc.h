@@ -33,8 +33,9 @@ struct alloc {
 void alloc_init(struct alloc *a, uint64_t segment_bytes);
 void alloc_deinit(struct alloc *a);
 
-/* Takes n_bytes (> 0, in whole blocks), adding a segment if needed. Returns ERR_LIMIT if n_bytes is
- * more than a segment, or if no segment may be added. */
+/* Takes n_bytes (> 0, in whole blocks), adding a segment if needed. Returns 0 with the place in
+ * *segment and *offset; ERR_LIMIT if n_bytes is more than a segment, or if no segment may be
+ * added. */
 int alloc_take(struct alloc *a, uint64_t n_bytes, uint32_t *segment, uint64_t *offset);
 
 /* Adds empty segments at the end. */
@@ -53,16 +54,14 @@ int alloc_claim(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_b
 /* Frees a range, which must be in use. */
 void alloc_give(struct alloc *a, uint32_t segment, uint64_t offset, uint64_t n_bytes);
 
-/* Notes that free ranges of the segment may hold bytes of former extents. Adds the segment if the
- * segment is missing. */
+/* Notes that free ranges of the segment may hold bytes of former extents. Adds the segment, and all
+ * before it, if it is missing. */
 void alloc_soil(struct alloc *a, uint32_t segment);
 
-/* Returns the end of the last used byte of a segment; 0 if the segment is empty or does not
- * exist. */
+/* Returns the end of a segment's last used byte; 0 if it is empty or does not exist. */
 uint64_t alloc_end(const struct alloc *a, uint32_t segment);
 
-/* Recounts everything. Returns false if free and used bytes do not add up, or an array is not
- * sorted. */
+/* Recounts everything. Returns false if the bytes do not add up or an array is not sorted. */
 bool alloc_audit(const struct alloc *a);
 
 #endif

@@ -32,6 +32,8 @@ static uint32_t seal_bytes(const struct store *s)
     return s->home.seal != NULL ? SEAL_BYTES : 0;
 }
 
+/* Returns 0 if the chunk can be stored, ERR_LIMIT if it is too large, or ERR_USAGE if its key is
+ * not that of its tokens. */
 static int chunk_check(const struct store *s, const struct store_chunk *c, struct err *err)
 {
     uint32_t most = CHUNK_MAX_RECORD_BYTES - seal_bytes(s);
@@ -58,8 +60,7 @@ static int chunk_check(const struct store *s, const struct store_chunk *c, struc
     return 0;
 }
 
-/* Returns the records of a chunk that are stored or on their way to the disk. They need not be
- * written again. */
+/* Returns the records of a chunk that need not be written: they are stored, or being written. */
 static struct store_mask mask_of(const struct chunk_node *n)
 {
     struct store_mask m = n->mask;
@@ -166,9 +167,8 @@ static struct extent *extent_new(struct chunk_header *h)
     return x;
 }
 
-/* [lock, dropped while the index commits] Prepares an append. After a return of 0 there is room in
- * the owner's quota and under the cap, and there are ids that no extent, committed or not, has ever
- * had. */
+/* [lock, dropped while the index commits] Makes room in the owner's quota and under the cap, and
+ * has the index reserve enough unused ids for the extents. Returns 0 if all of this holds now. */
 static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
                    const struct sha256 *newcomer, struct err *err)
 {
@@ -188,7 +188,8 @@ static int prepare(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
     return rc == 0 ? store_make_owner_room(s, owner_idx, n_bytes, newcomer, err) : rc;
 }
 
-/* [lock] Reserves space for every draft, or for none. */
+/* [lock] Reserves space for the drafts: an id, a place, and with has_copies a copy in DRAM. If it
+ * returns an error, drafts_return gives back what the first drafts have got. */
 static int drafts_reserve(struct store *s, uint16_t owner_idx, struct draft **drafts,
                           bool has_copies, struct err *err)
 {
@@ -244,8 +245,8 @@ static void drafts_return(struct store *s, uint16_t owner_idx, struct draft **dr
 enum { SPACE_ROUNDS = 4 };
 
 /* [lock, dropped meanwhile] Finds room for the drafts and writes them. If all free space is in
- * holes that are too small, the files must grow. Then -ENOSPC says that the disk is full, and
- * ERR_LIMIT that the files' cap is reached. */
+ * holes that are too small, the write must make files grow. It returns -ENOSPC if the disk is full,
+ * and ERR_LIMIT if the files reach their cap. After both this evicts chunks and tries again. */
 static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **drafts,
                         uint64_t n_bytes, const struct sha256 *newcomer, struct err *err)
 {
@@ -253,7 +254,7 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         int rc = prepare(s, owner_idx, n_bytes, newcomer, err);
         if (rc == 0)
             rc = drafts_reserve(s, owner_idx, drafts, true, err);
-        bool is_placed = rc == 0;
+        bool is_placed = rc == 0; /* an ERR_LIMIT that follows comes from the write */
         pthread_mutex_unlock(&s->lock);
         if (rc == 0)
             rc = drafts_write(s, drafts, err);
@@ -266,7 +267,8 @@ static int drafts_place(struct store *s, uint16_t owner_idx, struct draft **draf
         if (round == SPACE_ROUNDS ||
             (evicts && !store_make_space(s, n_bytes << round, why, newcomer)))
             return rc;
-        /* frees space at the end of other files, which counts under the same cap */
+        /* The cap bounds all files together, so cutting the ends of other files makes room. The
+         * first try does only this, and evicts nothing. */
         if (is_cap) {
             pthread_mutex_unlock(&s->lock);
             store_wipe_tails(s);
@@ -308,7 +310,8 @@ static int comes_too_late(struct err *err)
     return err_set(err, ERR_ERASED, "it was erased after its request had begun");
 }
 
-/* [lock] Waits until no other thread writes this key, then becomes its writer. */
+/* [lock] Waits until no other thread writes this key, then becomes its writer. Returns 0 with *w;
+ * ERR_ERASED if an erasure refuses the chunk; or the reason why nothing can be saved. */
 static int writer_enter(struct store *s, const struct store_chunk *c,
                         struct store_writing *w, struct err *err)
 {
@@ -330,7 +333,8 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     n->marks = store_marks_of(c->tokens, n_tokens_of(c));
     n->has_marks = true;
     n->has_writer = true;
-    /* a chunk that is stored again is not erased; one that gets another form is not stored again */
+    /* An append ends an earlier erasure of the chunk. A replacement does not: it only gives the
+     * chunk another form. */
     n->doomed = n->doomed && c->replaces;
     catalog_settle(&s->catalog, n);
     *w = (struct store_writing){.next = s->erasing.writing, .chunk = c, .node = n};
@@ -338,6 +342,7 @@ static int writer_enter(struct store *s, const struct store_chunk *c,
     return 0;
 }
 
+/* [lock] Ends writer_enter, and erases the chunk if an erasure has doomed it meanwhile. */
 static void writer_leave(struct store *s, const struct store_writing *w)
 {
     struct chunk_node *n = w->node;
@@ -353,8 +358,7 @@ static void writer_leave(struct store *s, const struct store_writing *w)
     pthread_cond_broadcast(&s->writer_left);
 }
 
-/* [lock] Has the partial chunk `key` removed once n is committed, or at once if n is committed
- * already. */
+/* [lock] Has the partial chunk `key` removed once n is committed; at once if n is already. */
 static void supersede(struct store *s, struct chunk_node *n, const struct sha256 *key)
 {
     if (n->n_pending == 0) {
@@ -376,7 +380,7 @@ static bool has_copy(const struct chunk_node *n)
 }
 
 /* [lock, dropped meanwhile] Finds room for drafts that replace a node's extents, without evicting
- * anything, and writes them. */
+ * anything, and writes them. Returns ERR_BUSY if there is no room. */
 static int drafts_replace(struct store *s, struct chunk_node *n, struct draft **drafts,
                           uint64_t n_bytes, struct err *err)
 {

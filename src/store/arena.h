@@ -43,8 +43,9 @@ void arena_use(struct arena *a, uint64_t end_bytes);
 /* Returns the cost of memory for n_bytes more, in seconds of processor time: see ahead_price_s. */
 double arena_price_s(struct arena *a, uint64_t n_bytes, uint64_t n_promised);
 
-/* Waits until all memory is provided, if all of it is provided from the start. Returns false after
- * timeout_ns. *n_bytes is the end of the part provided so far. */
+/* If all memory is provided from the start, waits for the end of that; returns false if it lasts
+ * longer than timeout_ns. Otherwise returns true at once. *n_bytes gets the end of the part
+ * provided so far. */
 bool arena_await(struct arena *a, int64_t timeout_ns, uint64_t *n_bytes);
 
 #endif

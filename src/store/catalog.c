@@ -319,6 +319,7 @@ void catalog_settle(struct catalog *c, struct chunk_node *n)
             placement_remove(place_of(c, n), &n->place);
         if (is_in_tree(n))
             return;
+        /* n leaves the tree. Its parent may now be a leaf, or without use itself. */
         struct chunk_node *parent = n->parent;
         if (parent != NULL)
             child_remove(c, n);
@@ -768,8 +769,7 @@ static bool node_audit(const struct catalog *c, const struct chunk_node *n)
             (n->expiry_at <= c->expiry.n && c->expiry.entry[n->expiry_at - 1].node == n));
 }
 
-/* Recounts each owner's chunks and bytes, and the number of guarantees. Returns false if a count is
- * wrong. */
+/* Recounts the owners' chunks and bytes, and guarantees. Returns false if a count is wrong. */
 static bool owners_audit(const struct catalog *c)
 {
     bool good = true;

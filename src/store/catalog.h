@@ -184,7 +184,8 @@ void catalog_guarantee(struct catalog *c, struct chunk_node *n, bool is_guarante
 /* Ends the node's lasting pin, if any. The node may be freed. */
 void catalog_unpin(struct catalog *c, struct chunk_node *n);
 
-/* Puts an extent (state PENDING or LIVE, with records loaded or `mask` given) on its node. */
+/* Puts an extent on its node. Its state is LIVE, and `mask` names its records; or it is PENDING,
+ * its records are loaded, and `mask` is not used. */
 void catalog_attach(struct catalog *c, struct chunk_node *n, struct extent *x,
                     const struct store_mask *mask);
 /* Changes an extent's state from PENDING to LIVE. */
@@ -192,8 +193,9 @@ void catalog_publish(struct catalog *c, struct extent *x);
 /* Takes an extent off its node and gives it to the caller. The node may be freed. LIVE extents must
  * leave together, since the node's mask is the union of their records. */
 void catalog_detach(struct catalog *c, struct extent *x);
-/* Changes the state of one extent from LIVE to DEAD. Its records, which are loaded, leave the node;
- * or the node's other extents have them, too, unless is_last. */
+/* Changes the state of one extent from LIVE to DEAD, while another stays LIVE. is_last: no other
+ * extent has its records, which must be loaded; they leave the node's mask. Otherwise another one
+ * has them too, and the mask stays. */
 void catalog_retire(struct catalog *c, struct extent *x, bool is_last);
 /* Changes the state of all the node's extents from LIVE to DEAD. */
 void catalog_kill(struct catalog *c, struct chunk_node *n);
@@ -207,8 +209,8 @@ void catalog_touch(struct catalog *c, struct chunk_node *n, uint32_t wall_s,
 void catalog_set_ttl(struct catalog *c, struct chunk_node *n, uint32_t ttl_s);
 /* Tells the policy that the node, which it chose as its victim, is evicted. */
 void catalog_evicted(struct catalog *c, const struct chunk_node *n);
-/* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if the window
- * has no room. catalog_expect_no_more withdraws the note. */
+/* Notes that a waiting request needs the chunk of a key, stored or not. Returns false if there is
+ * no window, or if it has no room. catalog_expect_no_more withdraws the note. */
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn);
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn);
 /* Sets the node's last use to the one that the index has recorded. An older use changes nothing. */
@@ -219,11 +221,9 @@ void catalog_drop(struct catalog *c, struct chunk_node *n);
 /* Enters n among the evictable nodes, removes it from them, or frees it, as n's state demands. Call
  * it after n_pins or has_writer has changed. */
 void catalog_settle(struct catalog *c, struct chunk_node *n);
-/* Returns the leaf that the policy evicts next, of all owners or of one; NULL if nothing may be
- * evicted. */
+/* Returns the leaf of all owners that the policy evicts next; NULL if none may be evicted. */
 struct chunk_node *catalog_victim(const struct catalog *c);
-/* Returns whether a new chunk, whose key is `newcomer`, may push the victim out. newcomer NULL: the
- * result is true. */
+/* Returns whether a new chunk of key `newcomer` may push the victim out; true without newcomer. */
 bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
                     const struct sha256 *newcomer);
 /* Finds up to `most` chunks that may be evicted, have no lasting pin, and were last used before a

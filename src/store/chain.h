@@ -25,8 +25,7 @@ struct chain {
 void chain_init(struct chain *c, const struct sha256 *fingerprint, const char *salt);
 void chain_deinit(struct chain *c);
 
-/* Reserves room for n_chunks keys, so that no memory is needed later. Returns false if there is no
- * memory. */
+/* Reserves room for n_chunks keys, so none is needed later. Returns false without memory. */
 bool chain_try_prepare(struct chain *c, int n_chunks);
 /* Adds the keys of the chunks that tokens[0..n_tokens) completes beyond the known ones. The tokens
  * of earlier chunks must be the same as in earlier calls. */
@@ -37,7 +36,8 @@ const struct sha256 *chain_parent(const struct chain *c, int i);
 /* Returns the parent under which chunk i is stored: chain_parent, or the stair's parent if chunk
  * i begins a stair. */
 struct sha256 chain_stored_parent(const struct chain *c, int i);
-/* Does the work of chain_stored_parent without a chain. before: the result of chain_parent. */
+/* Returns what chain_stored_parent returns for chunk i of a chain that is not at hand. `before` is
+ * what chain_parent would return for it. */
 struct sha256 chain_stored_behind(const struct truncation *t, const struct sha256 *before,
                                   int i);
 

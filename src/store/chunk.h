@@ -7,11 +7,11 @@
  *   | header | record 0  | record 1  | ...           | zeros   |
  *   +--------+-----------+-----------+----       ----+---------+
  *
- * Records are sorted by (kind, layer). A tight record begins at the next multiple of 64 bytes,
- * any other at the next multiple of 4096, so offsets follow from lengths and are not stored. The
- * gaps are zeros. The header repeats all that the index says and
- * adds the tokens, so the index can be rebuilt from headers. It also contains its own place, so
- * a misdirected write is found. The byte table is in docs/STORE_FORMAT.md. */
+ * Records are sorted by (kind, layer). A tight record begins at the next multiple of 64 bytes, any
+ * other at the next multiple of 4096, so offsets follow from lengths and are not stored. The gaps
+ * are zeros. The header repeats all that the index says and adds the tokens, so the index can be
+ * rebuilt from headers. It also contains its own place, so a misdirected write is found. The byte
+ * table is in docs/STORE_FORMAT.md. */
 #ifndef STORE_CHUNK_H
 #define STORE_CHUNK_H
 
@@ -93,9 +93,9 @@ void chunk_header_encode(const struct chunk_header *h, uint8_t out[CHUNK_HEADER_
 int chunk_header_decode(const uint8_t in[CHUNK_HEADER_BYTES], struct chunk_header *out,
                         struct err *err);
 
-/* Encrypts an encoded header in place, but for its id, its place and its size; its tokens first
- * with the seal of its owner. Does nothing if seal
- * is NULL. */
+/* Encrypts an encoded header in place: first the tokens with the owner's seal, then all fields from
+ * the segment's number on with the store's seal. The fields before stay plain, among them id, size
+ * and offset. Does nothing if seal is NULL. */
 void chunk_header_seal(const struct seal *seal, const struct seal *of_owner,
                        uint8_t bytes[CHUNK_HEADER_BYTES]);
 /* Like chunk_header_decode, for a header of a store with this seal. Decrypts the bytes in place. */

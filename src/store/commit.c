@@ -115,8 +115,8 @@ static void commit_take(struct store *s, unsigned what, struct commit *b)
     uint64_t i = 0;
     for (const struct extent *x = b->pending; x != NULL; x = x->pending_next) {
         b->rows[i++] = row_of(s, x);
-        if (x->node
-                ->replaces) /* once for each new extent: dropping a row again changes nothing */
+        /* A node with two new extents comes twice; dropping a row again changes nothing. */
+        if (x->node->replaces)
             take_replaced(b, x->node);
     }
 }
@@ -150,6 +150,8 @@ static bool is_passing(int rc)
     return rc == -ENOSPC || rc == -ENOMEM;
 }
 
+/* Syncs the media, then writes the index. Returns 0 if the changes are durable. After an error that
+ * is_passing accepts nothing has happened, and the commit may be tried again. */
 static int commit_write(struct store *s, const struct commit *b, struct err *err)
 {
     int rc = 0;
@@ -182,8 +184,8 @@ static void superseded_drop(struct store *s, const struct extent *x)
         store_drop_superseded(s, &key);
 }
 
-/* [lock] Takes the extents that x and its pending neighbours replace off their node. Call it when x
- * is committed, and with it the end of their rows. Extents that somebody reads wait for that. */
+/* [lock] Takes the extents that x replaces off its node. Call it when x and the end of their rows
+ * are committed. The extents of a pinned chunk only become DEAD, and the last unpin frees them. */
 static void replaced_drop(struct store *s, struct extent *x)
 {
     struct chunk_node *n = x->node;
@@ -253,7 +255,8 @@ static void pin_changes_return(struct store *s, struct commit *b)
     free(newer);
 }
 
-/* [lock] Puts the changes of a failed commit back for the next try, in front of later changes. */
+/* [lock] Puts the changes of a failed commit back for the next try, in front of later changes. Only
+ * the notes of uses are lost, which does no harm. */
 static void commit_returns(struct store *s, struct commit *b)
 {
     ledger_return_pending(&s->ledger, b->pending);
@@ -297,6 +300,7 @@ int store_commit_run(struct store *s, unsigned what, struct err *err)
     pthread_mutex_lock(&s->commit_lock);
     pthread_mutex_lock(&s->lock);
     int rc = store_can_save(s, &local);
+    /* Extents to be freed always count. Every other change must be asked for in `what`. */
     bool wanted = s->space.freeing != NULL ||
                   ((what & STORE_COMMIT_PENDING) && s->ledger.pending != NULL) ||
                   ((what & STORE_COMMIT_FRESH) && s->ledger.is_fresh) ||

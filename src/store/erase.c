@@ -7,7 +7,8 @@
  *   5. the places are overwritten with zeros, synced, and then punched
  *   6. one index transaction: the places leave `wipe`; their space may be used again
  *   7. free space that may hold older bytes is wiped in the same way; the marker is removed
- *   8. the index's log, which still has the dropped rows, is folded, overwritten and cut
+ *   8. the index's log, which still has the dropped rows, is folded into the database, overwritten
+ *      and cut
  *   9. the chunks' copies in DRAM, which step 3 has taken away, are zeroed
  *
  * A crash before step 4 leaves the chunks as they were. A crash after step 4 leaves them absent,
@@ -27,7 +28,7 @@
 struct taking {
     struct sha256 *keys;
     int n;
-    bool is_done;
+    bool is_done; /* chain_take has run */
     /* true in an owner's erase: a chunk is taken even if other chunks continue it */
     bool is_all;
 };
@@ -46,6 +47,8 @@ static void chain_take(struct store *s, const struct sha256 *keys, int n, struct
     (void)store_doom_writing(s);
 }
 
+/* [erase_lock] Does steps 1 to 8. After an error t->is_done tells whether the chunks have left the
+ * catalog. */
 static int erase_now(struct store *s, const struct sha256 *keys, int n, struct taking *t,
                      struct store_erased *out, struct err *err)
 {
@@ -90,6 +93,7 @@ static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
     pthread_mutex_lock(&s->erasing.erase_lock);
     int rc = erase_now(s, keys, n, &t, out, err);
     bool is_unwritable = rc != 0 && store_is_unwritable(s);
+    /* The chunks leave the catalog at once, even if wiping them must wait. */
     if (is_unwritable || rc == -ENOSPC) {
         pthread_mutex_lock(&s->lock);
         if (!t.is_done)
@@ -174,6 +178,6 @@ int store_erase_owner(struct store *s, uint64_t owner, struct store_erased *out,
         erased_add(out, &part);
     }
     out->n_busy += n_writing;
-    /* The key goes last: an erase that is cut off leaves chunks that can be read, as it may. */
+    /* The key goes last. So an erase that is cut off leaves chunks that can still be decrypted. */
     return rc == 0 ? owner_keys_erase(s->home.owners, owner, err) : rc;
 }

@@ -31,7 +31,7 @@ struct store_writing {
 
 /* Erasures that wait (owed.c): n entries; the file has the first n_noted. */
 struct store_owed {
-    const struct seal *seal; /* of the entries */
+    const struct seal *seal; /* encrypts the entries; NULL: they are plain */
     uint8_t *entries;
     uint32_t n, n_noted;
 };

@@ -12,6 +12,8 @@ void erasures_deinit(struct erasures *e)
     e->marks = NULL;
 }
 
+/* Sets a mark of the present epoch. In a full ring it replaces the oldest mark; from then on all
+ * chunks from before that one are refused. */
 static void mark(struct erasures *e, const struct erasure_mark *m)
 {
     if (e->marks == NULL)

@@ -39,8 +39,7 @@ static void victim_evict(struct store *s, struct chunk_node *n, enum store_evict
 
 /* --- times to live ---------------------------------------------------------------------------- */
 
-/* Returns the seconds after which a chunk that has expired and cannot be evicted yet is examined
- * again. */
+/* Returns the seconds until an expired chunk that cannot be evicted yet is examined again. */
 static uint32_t retry_of(uint32_t ttl_s)
 {
     enum { LEAST_S = 5 };
@@ -56,8 +55,8 @@ static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
     victim_evict(s, n, STORE_EVICT_EXPIRED);
 }
 
-/* [lock] Returns true if no expired chunk is left. Looks at up to `most` chunks that may have
- * expired, and evicts the expired ones. */
+/* [lock] Looks at up to `most` chunks that may have expired, evicts the expired ones, and adds
+ * their number to *n_gone. Returns true if none is left to look at. */
 static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_gone)
 {
     struct expiry *x = &s->catalog.expiry;
@@ -109,8 +108,9 @@ void store_expire_at_open(struct store *s)
 
 /* --- room ------------------------------------------------------------------------------------- */
 
-/* [lock] Evicts until `want_bytes` are on their way to be free, or nothing can be evicted.
- * newcomer: the chunk that wants the room, if it may be refused; else NULL. */
+/* [lock] Evicts some expired chunks, then the policy's victims, until `want_bytes` are on their way
+ * to be free or nothing can be evicted. newcomer: the chunk that wants the room, if it may be
+ * refused; else NULL. */
 static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
                   const struct sha256 *newcomer)
 {
@@ -292,8 +292,7 @@ static bool is_freeing(const struct store *s)
     return s->space.freeing_bytes > 0 || s->space.wiping_bytes > 0;
 }
 
-/* [lock] Returns the error for n_bytes that have no room although everything evictable was
- * evicted. */
+/* [lock] Returns the error for n_bytes without room after everything evictable was evicted. */
 static int no_room(const struct store *s, uint64_t n_bytes, struct err *err)
 {
     if (catalog_victim(&s->catalog) != NULL)

@@ -43,8 +43,8 @@ struct store_want {
 struct store_fetcher {
     struct store *store;
     struct io_queue *queue;
-    struct io_alarm
-        *alarm;           /* ends waits early when it rings; NULL: waits do not end early */
+    /* Ends waits early when it rings; NULL: waits do not end early. */
+    struct io_alarm *alarm;
     struct store_hit hit; /* the chunk that is being fetched; hit.impl NULL: none */
     bool waits_for_room;  /* the last step found no room for the next fetch */
     const void *id;       /* id of the want that the fetch serves */
@@ -88,8 +88,7 @@ static struct extent *extent_alone(const struct chunk_node *n)
     return x;
 }
 
-/* [lock] Returns the node of a key if its chunk is stored, so that it can be fetched or has copies;
- * else NULL. */
+/* [lock] Returns the node of a key if its chunk is stored, else NULL. */
 static struct chunk_node *node_of(const struct store *s, const struct sha256 *key)
 {
     struct chunk_node *n = catalog_find(&s->catalog, key);
@@ -206,8 +205,8 @@ static struct read_ahead_room chunk_room(void *arg, const struct read_ahead_want
     return tier_room(s->tier, extent_bytes(extent_alone(node_of(s, key_of(w, i)))));
 }
 
-/* [lock] Takes room for the next fetch and pins its chunk. Returns false if there is no next
- * fetch. */
+/* [lock] Chooses the next chunk to fetch, takes room for it and pins it. Returns false if there is
+ * none, or if it must wait for room. Only in the second case f->waits_for_room is set. */
 static bool fetch_choose(struct store_fetcher *f)
 {
     struct store *s = f->store;
@@ -256,13 +255,14 @@ static void pieces_submit(struct store_fetcher *f)
     }
 }
 
-/* Collects complete pieces. Returns false if there were none. */
+/* Collects complete pieces without waiting. Returns false if there were none. A broken queue ends
+ * the fetch: f->status gets its error, and no piece counts as in flight. */
 static bool pieces_collect(struct store_fetcher *f)
 {
     struct io_req *done[PIECES];
     unsigned n;
     int rc = io_queue_wait(f->queue, 0, PIECES, 0, done, &n, NULL);
-    if (rc != 0) { /* the queue is broken; closing it waits for pieces in flight */
+    if (rc != 0) { /* closing the queue waits for pieces in flight */
         io_queue_close(f->queue);
         f->queue = NULL;
         f->status = rc;
@@ -305,7 +305,8 @@ static void want_settle(struct store_fetcher *f, bool stays)
     read_ahead_end(&w->ahead, stays, is_there && extent_alone(f->hit.impl) == NULL);
 }
 
-/* Ends a fetch: all pieces have come back. */
+/* Ends a fetch of which no piece is in flight. The tier keeps the copy if it is good; a chunk whose
+ * checksum does not hold is condemned. */
 static void fetch_end(struct store_fetcher *f)
 {
     struct store *s = f->store;
@@ -339,6 +340,8 @@ static int queue_open(struct store_fetcher *f, struct err *err)
     return rc;
 }
 
+/* Chooses a chunk and submits its first pieces. A chunk whose extents cannot be loaded ends its
+ * fetch at once. */
 static enum store_fetch fetch_begin(struct store_fetcher *f)
 {
     struct store *s = f->store;

@@ -85,8 +85,8 @@ static char *segment_path(const struct device *d, uint32_t segment)
     return xasprintf("%s/seg-%06u.hc", d->dir, segment);
 }
 
-/* Raises the limit on descriptors. With one segment per GiB the usual soft limit of 1024 is soon
- * reached. */
+/* Raises the limit on descriptors. Returns whether it was raised. With one segment per GiB the
+ * usual soft limit of 1024 is soon reached. */
 static bool descriptors_raise(void)
 {
     struct rlimit limit;
@@ -188,8 +188,9 @@ static uint64_t growth_left(struct files *f)
     return n_bytes < f->max_bytes ? f->max_bytes - n_bytes : 0;
 }
 
-/* [grow_lock] Makes the file at least end_bytes long, which is whole blocks; its present end, where
- * a crash has left it, may not be. Adds one step more if there is room. */
+/* [grow_lock] Makes the file at least end_bytes long, and one step longer if there is room.
+ * end_bytes is a multiple of STORE_ALIGN. The file's present size may be none after a crash.
+ * Returns -ENOSPC if the disk is full, ERR_LIMIT if the files reach their cap. */
 static int segment_grow(struct files *f, int device, struct segment *seg,
                         uint64_t end_bytes, struct err *err)
 {
@@ -222,6 +223,8 @@ static int segment_grow(struct files *f, int device, struct segment *seg,
     return rc;
 }
 
+/* Opens or creates the segment's file, and makes it at least end_bytes long. Returns 0 with *out or
+ * the error of segment_grow or of the device. */
 static int segment_for_write(struct files *f, int device, uint32_t segment,
                              uint64_t end_bytes, struct segment **out, struct err *err)
 {
@@ -335,7 +338,8 @@ static uint8_t *piece_buf(const struct stream *st, unsigned piece)
     return st->w->buffer + (size_t)piece * IO_PIECE_BYTES;
 }
 
-/* Waits for at least one request, or for all requests in flight. */
+/* Waits for at least one request, or for all requests in flight. The first error goes to
+ * st->status. */
 static void stream_reap(struct stream *st, bool all)
 {
     do {
@@ -378,8 +382,7 @@ static void stream_submit(struct stream *st, unsigned piece, uint64_t offset,
     io_queue_submit(st->w->queue, &req, 1);
 }
 
-/* Submits the current piece, which is full, and goes on to a free one. Piece 0 is kept for the
- * end. */
+/* Submits the current, full piece, and goes on to a free one. Piece 0 is kept for the end. */
 static void stream_next(struct stream *st)
 {
     if (st->piece != 0)
@@ -478,6 +481,8 @@ static void stream_record(struct stream *st, const struct sha256 *key,
         copy_past_caches(st->copy + (r->offset - CHUNK_HEADER_BYTES), bytes, r->n_bytes);
 }
 
+/* Writes a whole extent. The piece with the header goes last, since it needs all checksums. Returns
+ * 0 or the first error. No request is in flight then, unless the queue is broken. */
 static int extent_write(struct stream *st, struct chunk_header *h,
                         const struct store_record *const *from)
 {
@@ -538,8 +543,7 @@ static int files_write(struct media *m, struct chunk_header *h,
 
 /* --- syncing ---------------------------------------------------------------------------------- */
 
-/* Clears the mark of the next dirty segment and returns that segment; NULL if no segment is
- * dirty. */
+/* Clears the mark of the next dirty segment and returns it; NULL if no segment is dirty. */
 static struct segment *dirty_take(struct files *f)
 {
     struct segment *found = NULL;
@@ -671,8 +675,8 @@ static int files_cut(struct media *m, int device, uint32_t segment, uint64_t end
     return rc;
 }
 
-/* Returns the segment's file, and cuts *end to it: the file may have been damaged. NULL: there is
- * nothing in [begin, *end). */
+/* Returns the segment, and lowers *end to its file's end: a damaged file may be shorter than it
+ * should be. Returns NULL if the file has nothing in [begin, *end). */
 static struct segment *part_of(struct files *f, int device, uint32_t segment,
                                uint64_t begin, uint64_t *end)
 {
@@ -745,8 +749,7 @@ static const struct media_ops files_ops = {
     .rest = files_rest,
 };
 
-/* Reads the number of a segment from its file's name, "seg-000000.hc". Returns false for any other
- * name. */
+/* Reads a segment's number from a name like "seg-000000.hc". Returns false for others. */
 static bool segment_of_name(const char *name, uint32_t *segment)
 {
     unsigned n;

@@ -369,8 +369,7 @@ static int count_pages(struct index *ix, enum statement which, uint64_t *out,
     return rc;
 }
 
-/* Measures the bytes of pages in use: as the open transaction leaves them, or as they are if there
- * is none. */
+/* Measures the bytes of pages in use now, with the changes of an open transaction. */
 static int measure(struct index *ix, uint64_t *live_bytes, struct err *err)
 {
     uint64_t all, spare;
@@ -399,7 +398,8 @@ int index_limit_log(struct index *ix, uint32_t n_frames, struct err *err)
     return exec(ix, "limit the log", sql, err);
 }
 
-/* Finishes opening: rc is the result so far. */
+/* Finishes an opening whose earlier steps have returned rc. Returns 0 with *out and *meta; after an
+ * error ix is closed. */
 static int index_opened(struct index *ix, int rc, struct index **out,
                         struct index_meta *meta, struct err *err)
 {
@@ -535,8 +535,7 @@ int index_load(struct index *ix, int (*fn)(void *arg, const struct index_row *ro
     return rc;
 }
 
-/* Returns the checksum with which a table blob ends. It is made from the table and its extent's
- * id. */
+/* Returns the checksum at a table blob's end, made from the table and its extent's id. */
 static uint64_t table_checksum(const uint8_t *table, size_t n, uint64_t id)
 {
     return checksum64(table, n) ^ (id * 0x9e3779b97f4a7c15u);
@@ -634,6 +633,8 @@ int index_load_wipes(struct index *ix,
     return rc;
 }
 
+/* Rolls back the open transaction, if there is one. Returns rc, the error that caused it. Without
+ * memory it fails, and the transaction stays open until rollback_rest. */
 static int rollback(struct index *ix, int rc)
 {
     if (!sqlite3_get_autocommit(ix->db))
@@ -643,8 +644,8 @@ static int rollback(struct index *ix, int rc)
     return rc;
 }
 
-/* Rolls back a failed transaction. A rollback needs memory, too. If there was none, the rollback is
- * done before the next operation. */
+/* Rolls back a failed transaction for which rollback had no memory. Call it before the next
+ * operation. Returns 0 if no transaction is open now. */
 static int rollback_rest(struct index *ix, struct err *err)
 {
     rollback(ix, 0);

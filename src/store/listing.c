@@ -45,8 +45,8 @@ static struct store_entry entry_of(const struct store *s, const struct chunk_nod
     return e;
 }
 
-/* Returns whether a chunk is listed. with_pending: chunks whose extents are all uncommitted are
- * listed, too. */
+/* Returns whether a chunk is listed. with_pending true: a chunk whose extents are all uncommitted
+ * is listed, too. */
 static bool is_listed(const struct chunk_node *n, bool with_pending)
 {
     return !n->doomed && (n->n_live > 0 || (with_pending && n->n_pending > 0));
@@ -119,6 +119,7 @@ static uint64_t leaves_order(const struct leaf *leaves, uint64_t n, bool with_pe
     return n_order;
 }
 
+/* Calls fn for every listed chunk. Returns 0, the first result of fn that is not 0, or -ENOMEM. */
 static int each(struct store *s, bool with_pending,
                 int (*fn)(void *arg, const struct store_entry *e), void *arg,
                 struct err *err)

@@ -108,6 +108,8 @@ int store_load_node(struct store *s, struct chunk_node *n, struct err *err)
  * open. store_settle reads their headers and condemns damaged chunks. The next request of that
  * context computes the chunk again, and the saver then checks all that is stored behind it. */
 
+/* [lock] Notes the chunk for store_check_headers, unless it was noted before or the list is
+ * full. */
 static void store_note_headers(struct store *s, struct chunk_node *n)
 {
     if (n->has_header_noted || !s->ledger.takes_notes || s->n_headers == STORE_MAX_HEADERS)
@@ -212,7 +214,8 @@ struct store_hit store_hold(struct store *s, const struct store_hit *held)
     return *held; /* the copy has the records that the first look-up found */
 }
 
-/* [lock] Pins the longest stored beginning of keys[0..n). Returns its length. */
+/* [lock] Pins the longest stored beginning of keys[0..n) into hits[]. Returns its length. If it is
+ * shorter than n, *miss and why[] get the reason; else only why[] is set. */
 static int chain_pin(struct store *s, const struct sha256 *keys, int n,
                      struct store_hit *hits, enum store_miss *miss, char *why,
                      size_t why_bytes)
@@ -231,7 +234,8 @@ static int chain_pin(struct store *s, const struct sha256 *keys, int n,
     return i;
 }
 
-/* [lock] Sets the bytes of a chunk whose records are loaded. */
+/* [lock] Adds the bytes to be read for each kind of record to hit->bytes. The chunk's records are
+ * loaded. */
 static void note_bytes(const struct store *s, struct store_hit *hit)
 {
     const struct chunk_node *node = hit->impl;
@@ -339,8 +343,8 @@ const struct extent *store_extent_nth(struct store *s, const struct store_hit *h
     return x;
 }
 
-/* Checks the headers of a chunk, and condemns the chunk if one is damaged. An error of the device
- * is not taken for damage: it will show when the chunk is read. */
+/* Reads the headers of a chunk's extents, and condemns the chunk if one is damaged. A read error of
+ * the device is no damage: it will show when the chunk is read. */
 static void headers_check(struct store *s, const struct store_hit *hit, void *block,
                           struct chunk_header *h)
 {
@@ -357,7 +361,8 @@ static void headers_check(struct store *s, const struct store_hit *hit, void *bl
     }
 }
 
-/* Takes the next noted key. Returns false if there is none. Takes lock. */
+/* Takes the newest key that store_note_headers has noted. Returns false if there is none. Takes
+ * lock. */
 static bool headers_take(struct store *s, struct sha256 *key)
 {
     pthread_mutex_lock(&s->lock);
@@ -387,9 +392,8 @@ void store_check_headers(struct store *s, int most)
 
 /* --- samples ---------------------------------------------------------------------------------- */
 
-/* Returns whether a chunk may be sampled. continued: whether other chunks must continue it. A chunk
- * that is continued cannot be evicted anyway, so pinning it keeps fewer other chunks from
- * eviction. */
+/* Returns whether a chunk may be sampled: a full one with this fingerprint. `continued` true: only
+ * chunks that others continue. False: only leaves. */
 static bool is_sample(const struct store *s, const struct chunk_node *n,
                       const struct sha256 *fingerprint, bool continued)
 {
@@ -399,7 +403,8 @@ static bool is_sample(const struct store *s, const struct chunk_node *n,
            memcmp(of->b, fingerprint->b, sizeof of->b) == 0;
 }
 
-/* [lock] Adds hits to hits[0..n_pinned), up to n. Returns the new number of hits. */
+/* [lock] Pins chunks that is_sample accepts and adds them behind the n_pinned hits, until there are
+ * n. Returns the new number of hits. */
 static int sample_pin(struct store *s, const struct sha256 *fingerprint, bool continued,
                       struct store_hit *hits, int n_pinned, int n)
 {
@@ -416,6 +421,7 @@ int store_sample(struct store *s, const struct sha256 *fingerprint, int n,
 {
     int n_good = 0;
     pthread_mutex_lock(&s->lock);
+    /* Continued chunks come first: a pin on a leaf would keep its whole context from eviction. */
     int n_pinned = sample_pin(s, fingerprint, true, hits, 0, n);
     n_pinned = sample_pin(s, fingerprint, false, hits, n_pinned, n);
     pthread_mutex_unlock(&s->lock);

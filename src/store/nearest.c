@@ -53,6 +53,7 @@ struct candidates {
     struct chunk_node *unmarked[STORE_NEAREST];
 };
 
+/* Puts x into its place in c->marked, if it is among the STORE_NEAREST best. */
 static void candidate_put(struct candidates *c, struct chunk_node *x, int at_most)
 {
     int i = c->n < STORE_NEAREST ? c->n++ : STORE_NEAREST;
@@ -120,12 +121,16 @@ static int read_tokens(struct store *s, const struct store_hit *hit, void *block
     return rc;
 }
 
-/* The best result so far. same: length of the longest common beginning, in tokens. differs: the
- * same length if both continue with different tokens; -1: the chunk or the context ends there. */
+/* The chunk nearest to the context so far. */
 struct nearest {
-    int same, differs;
+    int same; /* length of their common beginning, in tokens */
+    /* Equals `same` if the chunk and the context go on with different tokens; -1 if one of them
+     * ends there. */
+    int differs;
 };
 
+/* Makes the chunk with header h the best if it has a longer common beginning with tokens [n]. Of
+ * equally long ones, a chunk that goes on with a different token wins. */
 static void nearest_take(struct nearest *best, const struct chunk_header *h,
                          const int32_t *tokens, int n)
 {
@@ -138,6 +143,7 @@ static void nearest_take(struct nearest *best, const struct chunk_header *h,
     best->differs = same < n && same < h->n_tokens ? same : -1;
 }
 
+/* Returns whether nearest_take could take a chunk with a common beginning of at_most tokens. */
 static bool may_be_nearer(const struct nearest *best, int at_most)
 {
     return at_most > best->same || (at_most == best->same && best->differs < 0);

@@ -49,13 +49,15 @@ void store_unload_node(struct store *s, struct chunk_node *n)
 
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why)
 {
-    bool kept = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
-                why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE ||
-                why == STORE_EVICT_EXPIRED;
-    if (kept)
+    /* These reasons take good chunks away. A later miss of the chunk then says that it was
+     * evicted. */
+    bool was_good = why == STORE_EVICT_CAP || why == STORE_EVICT_SPACE ||
+                    why == STORE_EVICT_QUOTA || why == STORE_EVICT_IDLE ||
+                    why == STORE_EVICT_EXPIRED;
+    if (was_good)
         whys_note_eviction(&s->whys, &n->key);
     s->counts.evictions[why]++;
-    s->counts.n_evicted_pinned += kept && n->pin_at != 0;
+    s->counts.n_evicted_pinned += was_good && n->pin_at != 0;
     /* A time to live is a promise to forget. Other evicted bytes stay in free space until the next
      * erase. */
     if (why == STORE_EVICT_IDLE || why == STORE_EVICT_EXPIRED)
@@ -102,8 +104,7 @@ static void pin_end(struct store *s, struct chunk_node *n)
     catalog_unpin(&s->catalog, n);
 }
 
-/* [lock] Takes away the extents of a node that is not in use, to be wiped. The node may be
- * freed. */
+/* [lock] Takes away an unused node's extents, to be wiped. The node may be freed. */
 static void node_erase(struct store *s, struct chunk_node *n)
 {
     for (struct extent *x = n->extents; x != NULL; x = x->next)
@@ -156,7 +157,7 @@ int store_doom_writing(struct store *s)
     return n;
 }
 
-/* [lock] Returns whether a chunk that is not erased continues the node, its snapshot apart. */
+/* [lock] Returns whether a chunk that is neither erased nor `snapshot` continues the node. */
 static bool is_continued(const struct chunk_node *n, const struct chunk_node *snapshot)
 {
     for (const struct chunk_node *c = n->child; c != NULL; c = c->older)
@@ -165,8 +166,9 @@ static bool is_continued(const struct chunk_node *n, const struct chunk_node *sn
     return false;
 }
 
-/* A chunk that is being written has no extents yet. */
-static bool is_taken(const struct chunk_node *n)
+/* Returns whether the node has a chunk to take away. A chunk that is being written has no extents
+ * yet. */
+static bool has_chunk(const struct chunk_node *n)
 {
     return n != NULL && (n->extents != NULL || n->has_writer);
 }
@@ -195,18 +197,18 @@ int store_take_chain(struct store *s, const struct sha256 *keys, int n, bool is_
         const struct sha256 of_states = store_state_key(&keys[i]);
         struct chunk_node *snapshot = catalog_find(&s->catalog, &of_states);
         struct chunk_node *node = catalog_find(&s->catalog, &keys[i]);
-        if (!is_all && is_taken(node) && is_continued(node, snapshot)) {
+        if (!is_all && has_chunk(node) && is_continued(node, snapshot)) {
             out->n_shared += (uint64_t)i + 1;
             return n_taken;
         }
-        if (is_taken(snapshot)) {
+        if (has_chunk(snapshot)) {
             if (taken != NULL)
                 taken[n_taken] = of_states;
             n_taken++;
             take_node(s, snapshot, out);
             node = catalog_find(&s->catalog, &keys[i]);
         }
-        if (!is_taken(node)) {
+        if (!has_chunk(node)) {
             if (node != NULL)
                 pin_end(s, node);
             continue;
@@ -230,7 +232,7 @@ void store_keep_apart(struct store *s, const struct sha256 *fingerprint,
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Returns whether an extent's records are loaded, and all of these layers. */
+/* Returns whether an extent's records are loaded and all belong to these layers. */
 static bool is_of(const struct extent *x, const struct layer_set *layers)
 {
     bool is = x->records != NULL;

@@ -90,6 +90,7 @@ static char *owed_path(const struct store *s)
     return home_path(s->home.dirs[0], STORE_OWED_FILE);
 }
 
+/* Appends the entries behind the first n_noted to the file, and syncs it and its name. */
 static int note_once(struct store *s, const char *path, struct err *err)
 {
     struct store_owed *o = &s->erasing.owed;
@@ -189,6 +190,7 @@ int store_settle(struct store *s, struct err *err)
 
 /* --- at open ---------------------------------------------------------------------------------- */
 
+/* Reads all entries of the file into the list in memory. */
 static int file_read(struct store *s, const char *path, struct err *err)
 {
     struct store_owed *o = &s->erasing.owed;
@@ -241,6 +243,7 @@ int store_owned_keys(struct store *s, uint64_t owner, struct sha256 **keys, int 
     return rc;
 }
 
+/* Takes the chunks that an entry names off the catalog, and erases the key of an owner. */
 static int entry_apply(struct store *s, const struct entry *e, struct err *err)
 {
     struct store_erased gone = {0};

@@ -76,6 +76,8 @@ static int slot_write(struct owner_keys *k, uint32_t slot, const uint8_t bytes[S
     return rc;
 }
 
+/* Reads the whole file. The caller frees *out. *n is a multiple of two blocks; zeros fill the rest.
+ * A missing file has no bytes, and its first write makes its name durable (is_new). */
 static int file_read(struct owner_keys *k, uint8_t **out, size_t *n, struct err *err)
 {
     struct io_file *f = NULL;
@@ -100,7 +102,7 @@ static int file_read(struct owner_keys *k, uint8_t **out, size_t *n, struct err 
     return rc;
 }
 
-/* Loads the slots, and mends copies that differ from a good one. */
+/* Loads the slots. Mends copies in the file that differ from a good one, unless read_only. */
 static int load(struct owner_keys *k, struct err *err)
 {
     static const uint8_t zeros[SLOT];

@@ -35,8 +35,7 @@ int parcel_reserve(struct parcel *p, size_t n, struct err *err)
     return 0;
 }
 
-/* Returns whether a header belongs to no store. A header that names a place belongs to a store's
- * file. */
+/* Returns whether a header belongs to no store's file: it names no store and no place. */
 static bool is_of_no_store(const struct chunk_header *h)
 {
     static const uint8_t none[STORE_UUID_BYTES];
@@ -123,7 +122,7 @@ static size_t aside_bytes(const struct chunk_header *h, int i)
     return shares ? round_up(h->records[i].n_bytes, STORE_ALIGN) + STORE_ALIGN : 0;
 }
 
-/* Checks a completed read and moves its bytes to their place. */
+/* Checks a completed read, moves its bytes to their place, and releases it. */
 static int take_record(struct store_read *read, struct parcel *to, struct chunk_record *r,
                        struct err *err)
 {
@@ -172,6 +171,7 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
     return rc;
 }
 
+/* Lays out the chunk's records in the parcel, reads them, and fills the gaps with zeros. */
 static int read_records(struct store_reader *r, const struct store_hit *hit,
                         struct parcel *to, struct chunk_header *h, struct err *err)
 {

@@ -112,8 +112,8 @@ static void move_down(struct placement_part *h, enum order by, uint32_t at)
     put(h, by, at, item);
 }
 
-static void reorder_by(struct placement_part *h, enum order by,
-                       const struct placement_item *item)
+static void heap_update(struct placement_part *h, enum order by,
+                        const struct placement_item *item)
 {
     uint32_t place = place_of(item, by);
     if (place == 0)
@@ -123,11 +123,11 @@ static void reorder_by(struct placement_part *h, enum order by,
     move_down(h, by, place_of(item, by) - 1);
 }
 
-/* Call when the item's rank, order or last use has changed. */
-static void reorder(struct placement_part *h, const struct placement_item *item)
+/* Moves an item to its place in both heaps. Call when its rank, order or last use has changed. */
+static void heaps_update(struct placement_part *h, const struct placement_item *item)
 {
-    reorder_by(h, BY_POLICY, item);
-    reorder_by(h, BY_USE, item);
+    heap_update(h, BY_POLICY, item);
+    heap_update(h, BY_USE, item);
 }
 
 /* Takes an item out of a heap of h->n + 1 items. */
@@ -145,7 +145,7 @@ static void take_out(struct placement_part *h, enum order by, struct placement_i
     if (last == item)
         return;
     put(h, by, place - 1, last);
-    reorder_by(h, by, last);
+    heap_update(h, by, last);
 }
 
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
@@ -158,8 +158,9 @@ void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
 
 /* --- the policies ----------------------------------------------------------------------------- */
 
-/* Returns the turn at which content counts as needed. Under `ours` it is earlier if more
- * requests need the content. */
+/* Returns the turn at which a request in the window needs the content, or PLACEMENT_NO_TURN if none
+ * does or the policy does not look ahead. The policy `ours` counts a turn earlier if more requests
+ * need the content. */
 static uint64_t turn_of(const struct placement *p, uint64_t id)
 {
     const struct placement_window *w = p->window;
@@ -173,9 +174,8 @@ static uint64_t turn_of(const struct placement *p, uint64_t id)
     return turn > ahead ? turn - ahead : 0;
 }
 
-/* Returns how long an item with a known next use is worth keeping. The item saves its value once in
- * the time until that use. If its value divided by this time is below the price, the item is worth
- * nothing. Otherwise it is kept for twice this time. */
+/* Returns how long an item with a known next use is worth keeping. If its value divided by the time
+ * until that use is below the price, the result is 0. Otherwise it is twice that time. */
 static uint64_t worth_until(const struct placement *p, const struct placement_item *item,
                             double value)
 {
@@ -194,9 +194,9 @@ static uint64_t worth_of(const struct placement *p, const struct placement_item 
                : 0;
 }
 
-/* Sets the order that follows from the item's own fields. The order of fifo, lfu and belady
- * follows from the use alone (order_at_use), and stays. */
-static void order_from_memory(const struct placement *p, struct placement_item *item)
+/* Sets the order under the policies whose order follows from the item's own fields. Under fifo, lfu
+ * and belady only a use changes it (order_from_use). */
+static void order_from_item(const struct placement *p, struct placement_item *item)
 {
     if (p->kind == PLACEMENT_LRU || p->kind == PLACEMENT_ATTENTIONSTORE)
         item->order = item->used_at;
@@ -204,8 +204,9 @@ static void order_from_memory(const struct placement *p, struct placement_item *
         item->order = (uint64_t)item->used_time + item->worth;
 }
 
-static void order_at_use(const struct placement *p, struct placement_item *item,
-                         bool is_first, const struct placement_use *use)
+/* Sets the order under fifo, lfu and belady. */
+static void order_from_use(const struct placement *p, struct placement_item *item,
+                           bool is_first, const struct placement_use *use)
 {
     if (p->kind == PLACEMENT_FIFO && is_first)
         item->order = use->at;
@@ -215,8 +216,9 @@ static void order_at_use(const struct placement *p, struct placement_item *item,
         item->order = ~use->next;
 }
 
-/* Sets the item's rank, and its order: among upcoming items by turn, else by the policy. */
-static void rank(const struct placement *p, struct placement_item *item)
+/* Sets the item's rank. An upcoming item's order becomes its turn; an item that is upcoming no more
+ * gets the policy's order back. */
+static void rank_update(const struct placement *p, struct placement_item *item)
 {
     uint64_t turn = turn_of(p, item->id);
     bool was_upcoming = item->rank == PLACEMENT_UPCOMING;
@@ -227,7 +229,7 @@ static void rank(const struct placement *p, struct placement_item *item)
     if (item->rank == PLACEMENT_UPCOMING)
         item->order = ~turn;
     else if (was_upcoming)
-        order_from_memory(p, item);
+        order_from_item(p, item);
 }
 
 void placement_touch(struct placement *p, struct placement_part *h,
@@ -251,10 +253,10 @@ void placement_touch(struct placement *p, struct placement_part *h,
                                  .value = value,
                                  .was_there = !is_first});
     item->worth = (uint32_t)worth_of(p, item, use->lot, value);
-    order_from_memory(p, item);
-    order_at_use(p, item, is_first, use);
-    rank(p, item);
-    reorder(h, item);
+    order_from_item(p, item);
+    order_from_use(p, item, is_first, use);
+    rank_update(p, item); /* replaces this order if the item is upcoming */
+    heaps_update(h, item);
 }
 
 void placement_evicted(struct placement *p, const struct placement_item *item,
@@ -272,7 +274,7 @@ void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item)
 {
     CHECK(item->slot == 0 && h->n < h->max);
-    rank(p, item); /* the window may have changed while the item was in no part */
+    rank_update(p, item); /* the window may have changed while the item was in no part */
     h->policy = p;
     uint32_t at = h->n++;
     put(h, BY_POLICY, at, item);
@@ -309,8 +311,8 @@ void placement_review(struct placement *p, struct placement_part *h,
                       struct placement_item *item)
 {
     if (p != NULL)
-        rank(p, item);
-    reorder(h, item);
+        rank_update(p, item);
+    heaps_update(h, item);
 }
 
 struct placement_item *placement_victim(const struct placement_part *h)

@@ -131,8 +131,7 @@ void placement_init(struct placement *p, enum placement_kind kind,
 void placement_set_slots(struct placement_part *h, struct placement_slot *slot,
                          uint32_t max);
 
-/* Adds an item: it may be evicted from now on. The item must be in no part yet, and h must have a
- * free slot. */
+/* Adds an item, which is in no part yet: it may be evicted from now on. h has a free slot. */
 void placement_insert(struct placement *p, struct placement_part *h,
                       struct placement_item *item);
 /* Takes an item out: it may no longer be evicted. */
@@ -163,8 +162,7 @@ bool placement_admits(const struct placement *p, const struct placement_item *vi
 bool placement_goes_before(const struct placement *p, const struct placement_item *x,
                            const struct placement_item *y);
 
-/* Returns whether the item is at its recorded position, and in the right order. Takes O(1), for
- * audits. */
+/* Returns whether the item is at its recorded position, in the right order. O(1); for audits. */
 bool placement_audit(const struct placement_part *h, const struct placement_item *item);
 
 #endif

@@ -14,10 +14,9 @@
  *
  *     debt + fall <= 1 % of the references of 10,000 requests                       (1)
  *
- * Then (1) holds always: a lost hit moves 1 from debt
- * to regret, and a gained hit lowers the regret. The regret of the 10,000 requests that end now
- * is at most the fall. If (1) leaves no room, the tier evicts its least recently used item, so
- * no debt is added.
+ * Then (1) holds always: a lost hit moves 1 from debt to regret, and a gained hit lowers the
+ * regret. The regret of the 10,000 requests that end now is at most the fall. If (1) leaves no
+ * room, the tier evicts its least recently used item, so no debt is added.
  *
  * The bound is as good as the estimates of debt and regret, which come from a sample
  * (placement_learn.h), and it assumes that the references per request do not change suddenly.
@@ -55,8 +54,7 @@ void placement_guard_lost(struct placement_guard *g, double weight);
 void placement_guard_gained(struct placement_guard *g, double weight);
 /* Sets the debt to a new estimate. */
 void placement_guard_set_debt(struct placement_guard *g, double debt);
-/* Adds to the debt an eviction that LRU would not make. weight: how many evictions it stands for.
- */
+/* Adds an eviction that LRU would not make to the debt. weight: how many it stands for. */
 void placement_guard_departed(struct placement_guard *g, double weight);
 
 /* Returns how many more evictions may depart from LRU. 0 or less: no eviction may. */

@@ -68,6 +68,8 @@ static void drop(struct placement_mini *m, uint32_t slot)
     settle(m, at);
 }
 
+/* Enters the slot, or moves it to its new key. Then drops the lowest keys until at most `room`
+ * slots are left. */
 static void touch(struct placement_mini *m, uint32_t slot, uint64_t key, double room)
 {
     m->key[slot] = key;
@@ -80,6 +82,7 @@ static void touch(struct placement_mini *m, uint32_t slot, uint64_t key, double 
 
 /* --- the comparison --------------------------------------------------------------------------- */
 
+/* Decides anew whether `ours` pays, by its gain and the spread of the requests' gains. */
 static void judge(struct placement_trial *t)
 {
     double spread = sqrt(t->squares + t->lot_gain * t->lot_gain);
@@ -88,6 +91,7 @@ static void judge(struct placement_trial *t)
     t->pays = t->gain > (t->pays ? 0 : SHARE_AGAIN * t->n_uses) + spread;
 }
 
+/* Begins a new request. Fades the sums over the former ones. */
 static void next_lot(struct placement_trial *t, uint64_t lot)
 {
     double fade = exp2(-1.0 / HALF_REQUESTS);

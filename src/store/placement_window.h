@@ -58,8 +58,7 @@ bool placement_window_add(struct placement_window *w, uint64_t id, uint64_t turn
 /* Notes that the request waits no longer. Returns false if the pair was not known. */
 bool placement_window_remove(struct placement_window *w, uint64_t id, uint64_t turn);
 
-/* Returns the turn of the first request that needs an id, or PLACEMENT_NO_TURN if no request does.
- */
+/* Returns the turn of the first request that needs an id; PLACEMENT_NO_TURN if none does. */
 uint64_t placement_window_turn(const struct placement_window *w, uint64_t id);
 /* Returns how many requests need the id. */
 uint32_t placement_window_count(const struct placement_window *w, uint64_t id);

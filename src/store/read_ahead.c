@@ -33,7 +33,8 @@ void read_ahead_remove(struct read_ahead_queue *l, struct read_ahead_want *w)
     l->n--;
 }
 
-/* Returns the want's first chunk that is worth a fetch, or -1. */
+/* Returns the want's first chunk that is worth a fetch, or -1. If a want that has begun has no more
+ * chunk on the disk, w->at moves on, so the chunks before are not looked at again. */
 static int chunk_next(const struct read_ahead_view *v, struct read_ahead_want *w)
 {
     int first = -1, n_disk = 0, least = w->has_begun ? 1 : v->least, i = w->at;

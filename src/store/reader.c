@@ -105,8 +105,7 @@ static struct slot *slot_take(struct store_reader *r)
     return slot;
 }
 
-/* [lock] Returns the record that a read names, and sets *extent. A LIVE extent goes before a DEAD
- * one. */
+/* [lock] Returns the record of a read, and sets *extent. LIVE extents go before DEAD ones. */
 static const struct chunk_record *record_find(const struct store_read *read,
                                               const struct extent **extent)
 {
@@ -135,7 +134,8 @@ static void slot_done(struct store_reader *r, struct slot *slot, int status)
     r->done_end = &slot->next;
 }
 
-/* [lock] Finds the record of a read, and fills in its fields. */
+/* [lock] Finds the record of a read, and fills in the read's fields. Returns 0 with *x and *offset,
+ * ERR_NOT_FOUND, or ERR_MISMATCH if the record may need more room than dst_bytes. */
 static int locate(struct store *s, struct store_read *read, const struct extent **x,
                   uint64_t *offset)
 {
@@ -430,7 +430,7 @@ double store_unseal_bytes_per_s(const struct store *s)
     return s->home.seal != NULL ? seal_open_bytes_per_s(s->home.seal) : 0;
 }
 
-/* Decrypts a record at dst. Returns false if it is not what was written. */
+/* Decrypts a record in place, then moves it to dst. Returns false if it is not what was written. */
 static bool unseal(struct store_read *read)
 {
     uint8_t name[STORE_NAME_BYTES], *at = read->dst;
@@ -447,7 +447,8 @@ static bool unseal(struct store_read *read)
     return true;
 }
 
-/* Returns the checksum of a record's bytes, which it decrypts. */
+/* Decrypts a sealed record. Returns the checksum of the record's bytes, or another value than
+ * read->checksum if they do not open. */
 static uint64_t sum_of(struct store_read *read)
 {
     if (!read->is_sealed)

@@ -186,7 +186,8 @@ static int scan_all(struct scan *sc, struct err *err)
     return rc;
 }
 
-/* A damaged disk may refuse the overwriting. The rebuild goes on without it. */
+/* Erases a file, if there is one. A damaged disk may refuse the overwriting; then the file is only
+ * unlinked. */
 static int erase_if_there(struct io *io, const char *path, struct err *err)
 {
     int rc = io_erase(io, path, err);

@@ -48,8 +48,7 @@ static int dirs_differ(const struct store_opts *opts, struct err *err)
     return 0;
 }
 
-/* Refuses folders that belong to other users: the owner of a folder can replace every file in
- * it. */
+/* Refuses folders of other users: the owner of a folder can replace every file in it. */
 static int dirs_are_ours(const struct store_opts *opts, struct err *err)
 {
     struct io_stat st;
@@ -99,7 +98,8 @@ static void note_holder(struct store *s, const char *lock_path)
         s->home.holder[0] = 0;
 }
 
-static int tell_holder(struct store *s, struct err *err)
+/* Returns ERR_BUSY with a message that names the process which holds the lock. */
+static int busy_err(struct store *s, struct err *err)
 {
     return err_set(
         err, ERR_BUSY,
@@ -111,7 +111,9 @@ static int tell_holder(struct store *s, struct err *err)
 }
 
 /* Takes the lock. The lock is on a file of its own, since it must be held before any other file
- * exists. Read-only users share the lock, which works even on a medium that cannot be written. */
+ * exists. Read-only users share the lock, which works even on a medium that cannot be written. If
+ * another process writes the store, a read-only open returns 0 without the lock, and sets
+ * is_beside. */
 static int lock_take(struct store *s, const struct store_opts *opts, struct err *err)
 {
     char *path = home_path(opts->dirs[0], "lock");
@@ -119,15 +121,15 @@ static int lock_take(struct store *s, const struct store_opts *opts, struct err 
     int rc = io_file_open(opts->io, path, flags, &s->home.lock_file, err);
     if (rc == 0)
         rc = io_file_lock(s->home.lock_file, err);
-    /* A read-only open of a missing store goes on without a lock: reading the superblocks gives a
-     * better message. */
+    /* A read-only open of a missing store goes on: reading the superblocks gives a better
+     * message. */
     if (rc == -ENOENT)
         rc = 0;
     if (rc == ERR_BUSY) {
         io_file_close(s->home.lock_file);
         s->home.lock_file = NULL;
         note_holder(s, path);
-        rc = opts->read_only ? 0 : tell_holder(s, err);
+        rc = opts->read_only ? 0 : busy_err(s, err);
         s->home.is_beside = rc == 0;
     }
     free(path);
@@ -227,6 +229,7 @@ static int rows_load(struct store *s, struct err *err)
     return rc;
 }
 
+/* Forgets all that was loaded from a doubtful index, and closes it. */
 static void load_undo(struct store *s)
 {
     space_begin(&s->space, s->media->n_devices, s->media->segment_bytes);
@@ -241,6 +244,7 @@ static void load_undo(struct store *s)
     s->ledger.index = NULL;
 }
 
+/* Enters the rows, places to be wiped and pins of the open index into the store's parts. */
 static int index_enter(struct store *s, struct err *err)
 {
     struct err why = {0};
@@ -277,6 +281,8 @@ static int index_find(struct store *s, struct index_meta *meta, struct err *err)
                             meta, err);
 }
 
+/* Opens the index and enters its content. A missing or damaged index is rebuilt first; a read-only
+ * open reports it instead. */
 static int index_recover(struct store *s, const char *dir, struct err *err)
 {
     struct index_meta meta;

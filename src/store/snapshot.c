@@ -30,8 +30,7 @@ enum {
     FRAME_SALTS = 8,
     FRAME_CHECKSUM = 16,
     TRIES = 50,
-    /* A larger database than this multiple of its files is damage: SQLite writes nearly every new
-     * page. */
+    /* A database larger than this multiple of its files is damage. */
     MAX_GROWTH = 16
 };
 #define LOG_MAGIC 0x377f0682u /* 1 more: the checksums read their words as big-endian */
@@ -49,7 +48,7 @@ static void log_sum(const uint8_t *in, size_t n, bool is_big, uint32_t sum[2])
     }
 }
 
-/* Reads the header of the log; zeros if there is none. */
+/* Reads the header of the log; zeros if there is no log. */
 static int log_header(struct io *io, const char *path, uint8_t out[LOG_HEADER],
                       struct err *err)
 {

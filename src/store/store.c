@@ -70,8 +70,7 @@ static int store_shrink(struct store *s, struct err *err)
     return rc == -ENOSPC ? 0 : rc;
 }
 
-/* Smallest arena of a tier that the user has not asked for. A smaller one is not worth its
- * memory. */
+/* Smallest arena of a tier that the user has not asked for. */
 #define LEAST_OPTIONAL_DRAM ((uint64_t)64 << 20)
 
 static int open_tier(struct store *s, const struct store_opts *opts, struct err *err)
@@ -93,7 +92,7 @@ static int open_tier(struct store *s, const struct store_opts *opts, struct err 
                        (unsigned long long)opts->dram_bytes, STORE_MIN_DRAM);
     int rc = tier_open(&o, &s->tier, err);
     while (rc == -ENOMEM && opts->dram_optional) {
-        o.bytes /= 2;
+        o.bytes /= 2; /* below the least size the store opens without a tier */
         rc = o.bytes >= LEAST_OPTIONAL_DRAM ? tier_open(&o, &s->tier, err) : 0;
     }
     return rc;
@@ -133,7 +132,8 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
 }
 
 /* Opening may need space, for example to rebuild the index. On a full disk the reserve is released,
- * which is enough for a small index. */
+ * which is enough for a small index. A mismatch may mean that several processes made the store:
+ * then all their directories are tried. */
 int store_open(const struct store_opts *opts, struct store **out, struct err *err)
 {
     struct store_opts all = *opts;

@@ -36,8 +36,7 @@
 #include "store/placement_price.h"
 
 #define STORE_CHUNK_TOKENS 64
-/* Two reasons that store_lookup gives: the chunk was never stored, or it is on its way to the
- * disk. */
+/* Two reasons of store_lookup: the chunk was never stored, or it is on its way to the disk. */
 #define STORE_WHY_ABSENT      "not stored"
 #define STORE_WHY_UNCOMMITTED "not committed yet"
 #define STORE_MAX_LAYERS      128
@@ -319,8 +318,7 @@ void store_expect_use_no_more(struct store *s, const struct sha256 *keys, int n,
  * only leaves are evicted. Returns false if the chunk is not stored. The hit cannot be used for
  * reading before store_load, because the records are not looked up. hit NULL: only asks. */
 bool store_pin(struct store *s, const struct sha256 *key, struct store_hit *hit);
-/* Looks up the records of a pinned chunk, on the disk if need be. Returns 0 or the reason why they
- * cannot be read. */
+/* Looks up a pinned chunk's records, on the disk if need be. Returns 0 or the error. */
 int store_load(struct store *s, const struct store_hit *hit, struct err *err);
 /* Returns whether a loaded chunk has a record of more than a block that is not packed. */
 bool store_has_unpacked(struct store *s, const struct store_hit *hit);
@@ -446,8 +444,7 @@ struct store_pinned {
     bool is_stored;
     bool is_guaranteed;
 };
-/* Calls fn for each pin that has not run out. Stops if fn returns non-zero, and returns fn's
- * result. */
+/* Calls fn for each pin that has not run out, until fn returns non-zero; returns that result. */
 int store_each_pin(struct store *s, int (*fn)(void *arg, const struct store_pinned *p),
                    void *arg);
 
@@ -583,7 +580,7 @@ struct store_read {
     size_t dst_bytes;
     void *user;
 
-    /* Address of the record: in dst, in the DRAM backend's own memory, or in a copy of the DRAM
+    /* Address of the record: in dst, in the DRAM backend's memory, or in a copy of the DRAM
      * tier. */
     const uint8_t *bytes;
     /* Copy in DRAM that serves the read until store_read_release; NULL: no copy serves it. */
@@ -597,12 +594,11 @@ struct store_read {
     /* The bytes are encrypted. store_read_check decrypts them at dst, and sets bytes, n_bytes and
      * checksum to those of the record. */
     bool is_sealed;
-    const struct seal *of_owner; /* of these bytes; NULL: the owner's key is gone */
+    const struct seal *of_owner; /* seal of the bytes' owner; NULL: its key is gone */
     int status;                  /* 0, or the negative code of the failure */
 };
 
-/* Returns whether the record of a completed read lies in the caller's memory. Else it is where the
- * store has it. */
+/* Returns whether a completed read's record lies in the caller's memory, not in the store's. */
 static inline bool store_read_is_in_dst(const struct store_read *read)
 {
     const uint8_t *dst = read->dst;
@@ -658,21 +654,20 @@ int store_read_check(struct store_read *read, struct err *err);
  * elsewhere, on a copy of them. */
 int store_read_judge(const struct store_read *read, uint64_t sum, struct err *err);
 
-/* What makes a record of the bytes at its place, also in another process (mpi/records.h). */
+/* All that turns the stored bytes into a record, also in another process (mpi/records.h). */
 enum { STORE_NAME_BYTES = sizeof(struct sha256) + 3 };
 struct store_form {
     uint32_t begin, n_bytes; /* the stored bytes lie at `begin` */
     bool is_packed, is_sealed;
     uint64_t checksum;              /* store_read.checksum */
-    uint8_t key[SEAL_KEY_BYTES];    /* of the owner's runs (seal_of_runs) */
-    uint8_t name[STORE_NAME_BYTES]; /* under which the run is sealed */
+    uint8_t key[SEAL_KEY_BYTES];    /* key of the owner's runs (seal_of_runs) */
+    uint8_t name[STORE_NAME_BYTES]; /* name under which the run is sealed */
 };
-/* A record's place in a file, for a caller that reads it into memory that no store_reader can
- * use. */
+/* A record's place in a file, for a caller whose memory no store_reader can use. */
 struct store_place {
     int fd; /* owned by the store, open as long as the hit is held */
     uint64_t offset;
-    size_t bytes; /* to read: whole blocks, a multiple of STORE_ALIGN */
+    size_t bytes; /* bytes to be read: whole blocks of STORE_ALIGN */
     struct store_form form;
 };
 /* Returns whether the store's records are in files that the caller can read itself. They are not if
@@ -737,8 +732,7 @@ enum store_fetch store_fetch_step(struct store_fetcher *f);
 bool store_fetch_in_flight(const struct store_fetcher *f);
 /* Returns whether the last step found no room. */
 bool store_fetch_lacks_room(const struct store_fetcher *f);
-/* Call after STORE_FETCH_IN_FLIGHT. Sleeps until the disk has answered, or timeout_ns has
- * passed. */
+/* Call after STORE_FETCH_IN_FLIGHT. Sleeps until the disk has answered, or for timeout_ns. */
 void store_fetch_wait(struct store_fetcher *f, int64_t timeout_ns);
 /* From now on a ring of the alarm ends store_fetch_wait early. */
 void store_fetch_listen(struct store_fetcher *f, struct io_alarm *alarm);

@@ -67,8 +67,7 @@
 /* Size of a segment file, if the options give none. */
 #define STORE_SEGMENT_BYTES (1ull << 30)
 #define STORE_STUCK_NS      ((int64_t)30 * 1000 * 1000 * 1000)
-/* Smallest arena for copies. A copy may take at most 1/16 of it, so a smaller arena could hold
- * none. */
+/* Smallest arena for copies. A copy takes at most 1/16 of it, so a smaller one holds none. */
 #define STORE_MIN_DRAM (1 << 20)
 /* While this file exists, opening wipes all free space (wipe.c). */
 #define STORE_WIPE_MARKER "wipe.free"
@@ -83,7 +82,6 @@ struct store_counts {
     uint64_t misses[STORE_MISSES], evictions[STORE_EVICTS], n_evicted_pinned;
     uint64_t n_guarantees_broken;
     _Atomic uint64_t n_checksum_failures, n_read_failures; /* counted without a lock */
-    _Atomic bool distrusts_page_cache;                     /* a record in it was damaged */
 };
 
 struct store {
@@ -137,14 +135,12 @@ void store_free_extent(struct store *s, struct extent *x);
 void store_unload_node(struct store *s, struct chunk_node *n);
 /* Loads the missing record tables of a pinned node. */
 int store_load_node(struct store *s, struct chunk_node *n, struct err *err);
-/* [lock] Releases one pin. With the last pin the node's DEAD extents are freed, and its records
- * unloaded. */
+/* [lock] Releases one pin. The last one frees the node's DEAD extents and unloads its records. */
 void store_unpin(struct store *s, struct chunk_node *n);
 /* [lock] Condemns the node. It may be freed unless it is pinned. */
 void store_condemn_node(struct store *s, struct chunk_node *n, const char *reason);
 
-/* [lock] Takes all extents off a node that is not in use. The node is freed, or stays as a name
- * without extents. */
+/* [lock] Takes all extents off a node that is not in use. It is freed, or stays as a name. */
 void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict why);
 /* [lock] Removes a partial chunk that is not in use, because the chunk that replaces it is
  * committed. */
@@ -185,8 +181,7 @@ uint64_t store_guarantee_limit(uint64_t cap_bytes);
 int store_check_guarantees(const struct store *s, struct err *err);
 /* [lock] Counts n guarantees that damage has broken, and logs them. */
 void store_guarantee_broken(struct store *s, uint32_t n, const char *reason);
-/* At open. The first enters the lasting pins that the index lists, the second the places to be
- * wiped. */
+/* At open: the first enters the index's lasting pins, the second the places to be wiped. */
 int store_load_pins(struct store *s, struct err *err);
 int store_load_wipes(struct store *s, struct err *err);
 
@@ -197,8 +192,7 @@ struct chunk_node *store_doomed_above(const struct chunk_node *n);
 /* [lock] Dooms the chunks that are being written and that come too late. Call it after a mark was
  * set in s->erasing.marks. Returns their number. */
 int store_doom_writing(struct store *s);
-/* [lock] Erases a doomed node that is no longer in use, and doomed nodes that only this one
- * kept. */
+/* [lock] Erases a doomed node that is no longer in use, and doomed nodes that only it kept. */
 void store_settle_doomed(struct store *s, struct chunk_node *n);
 /* Wipes the places that wait to be wiped, and gives their space back. After an error the next call
  * tries again. Takes wipe_lock. */
@@ -331,8 +325,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
 int store_check_superblocks(struct store *s, void (*report)(void *arg, const char *what),
                             void *arg, uint64_t *n_bad, struct err *err);
 
-/* Makes a new index from the extents' headers. When it returns 0, the index is open, without a
- * transaction. */
+/* Makes a new index from the extents' headers. After 0 it is open, without a transaction. */
 int store_rebuild(struct store *s, const char *dir, const struct index_meta *meta,
                   struct err *err);
 

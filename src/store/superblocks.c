@@ -27,8 +27,8 @@ struct sb_found {
     struct err err;
 };
 
-/* Reads a superblock and the state of its copies into *out. Returns an error only if the device
- * fails. */
+/* Reads a superblock and the state of its copies into *out. A missing or damaged superblock is no
+ * error. Returns ERR_UNSUPPORTED if another version wrote it, or the error of the device. */
 static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {
@@ -82,8 +82,8 @@ static struct seal *seal_of(const struct store_opts *opts, const struct superblo
 
 /* --- recovering a superblock ------------------------------------------------------------------ */
 
-/* Sets *told to whether a segment file holds an extent of this directory of this store. Returns 0
- * or the error of the device. */
+/* Sets *told to true if a segment file holds an extent of this directory of this store; else leaves
+ * it unchanged. Returns 0 or the error of the device. */
 static int segment_tells(struct io *io, const char *path, const struct superblock *sb,
                          const struct seal *seal, struct owner_keys *owners, bool *told,
                          struct err *err)
@@ -108,6 +108,8 @@ static int segment_tells(struct io *io, const char *path, const struct superbloc
     return rc;
 }
 
+/* Sets *told to true if a segment in the directory proves that it is the one which sb describes;
+ * else leaves it unchanged. */
 static int segments_tell(const struct store_opts *opts, const char *dir,
                          const struct superblock *sb, bool *told, struct err *err)
 {
@@ -133,6 +135,8 @@ static int segments_tell(const struct store_opts *opts, const char *dir,
     return rc;
 }
 
+/* Sets *told to whether the directory holds a sound index. If so, *out gets the superblock that the
+ * index implies, without the device's number. */
 static int index_tells(struct io *io, const char *dir, struct superblock *out, bool *told,
                        struct err *err)
 {
@@ -155,9 +159,10 @@ static int index_tells(struct io *io, const char *dir, struct superblock *out, b
     return 0;
 }
 
-/* Recovers the superblock of directory i; leaves *found unchanged if nothing proves that the
- * directory belongs to the store. The index is a proof for the first directory, in which it
- * lies. */
+/* Recovers the superblock of directory i into *found, in memory only. Leaves *found unchanged if
+ * nothing proves that the directory belongs to the store. The index lies in directory 0, and proves
+ * that directory; the segments' headers prove the others. `good`: a superblock of another
+ * directory, or NULL. Returns 0 or the error of the device. */
 static int superblock_find(const struct store_opts *opts, int i,
                            const struct superblock *good, struct sb_found *found,
                            struct err *err)
@@ -183,6 +188,8 @@ static int superblock_find(const struct store_opts *opts, int i,
     return rc;
 }
 
+/* Recovers lost and damaged superblocks in found[]. The disk stays unchanged. Those that nothing
+ * proves keep their state. Returns 0 or the error of the device. */
 static int superblocks_find(const struct store_opts *opts, struct sb_found *found,
                             struct err *err)
 {
@@ -198,9 +205,9 @@ static int superblocks_find(const struct store_opts *opts, struct sb_found *foun
 
 /* --- a store's directories -------------------------------------------------------------------- */
 
-/* Sets *out to whether the directory holds an index or segments. Returns 0 or the error of the
- * device. */
-static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *err)
+/* Sets *out to true if the directory holds an index or segments; else leaves it unchanged. Returns
+ * 0 or the error of the device. */
+static int note_data(struct io *io, const char *dir, bool *out, struct err *err)
 {
     struct io_names names;
     int rc = io_list(io, dir, &names, err);
@@ -214,11 +221,12 @@ static int dir_has_data(struct io *io, const char *dir, bool *out, struct err *e
     return 0;
 }
 
-/* Checks that all good superblocks agree with each other and with their directories. */
+/* Checks that all good superblocks agree with each other and with their directories. Returns 0 and
+ * sets *good to one of them, or to NULL if there is none. */
 static int superblocks_agree(const struct store_opts *opts, const struct sb_found *found,
-                             const struct superblock **first, struct err *err)
+                             const struct superblock **good, struct err *err)
 {
-    *first = NULL;
+    *good = NULL;
     for (int i = 0; i < opts->n_dirs; i++) {
         const struct superblock *sb = &found[i].sb;
         if (found[i].state != SB_GOOD)
@@ -228,7 +236,7 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
                            "%s is one of %u directories of a store, but %d were given; a "
                            "store of several processes needs as many again",
                            opts->dirs[i], sb->n_devices, opts->n_dirs);
-        if (*first != NULL && memcmp((*first)->uuid, sb->uuid, sizeof sb->uuid) != 0)
+        if (*good != NULL && memcmp((*good)->uuid, sb->uuid, sizeof sb->uuid) != 0)
             return err_set(err, ERR_MISMATCH,
                            "%s belongs to another store than the directories "
                            "before it",
@@ -239,11 +247,11 @@ static int superblocks_agree(const struct store_opts *opts, const struct sb_foun
                 "%s is directory %u of its store, but was given as directory %d: "
                 "the order matters",
                 opts->dirs[i], sb->device + 1, i + 1);
-        if (*first != NULL &&
-            ((*first)->segment_bytes != sb->segment_bytes || (*first)->mark != sb->mark))
+        if (*good != NULL &&
+            ((*good)->segment_bytes != sb->segment_bytes || (*good)->mark != sb->mark))
             return err_set(err, ERR_CORRUPT, "%s: its superblock contradicts the others",
                            opts->dirs[i]);
-        *first = sb;
+        *good = sb;
     }
     return 0;
 }
@@ -268,8 +276,9 @@ static void dir_make_private(struct io *io, const char *dir)
         log_warn("%s may be open to others: %s", dir, why.msg);
 }
 
-/* Writes all superblocks of a store that is being made. Existing ones are written again, because
- * the process that wrote them may have been killed before the sync. */
+/* Writes all superblocks of a store that is being made: with the content of `like`, or with a new
+ * uuid if it is NULL. Existing ones are written again, because the process that wrote them may have
+ * been killed before the sync. *out gets the last one. */
 static int superblocks_write(const struct store_opts *opts, const struct superblock *like,
                              struct superblock *out, struct err *err)
 {
@@ -345,7 +354,8 @@ static int superblock_copy_write(struct io *io, const char *dir,
 }
 
 /* Writes lost or damaged superblocks and copies again, because a directory that loses its last
- * intact copy may cost much of the store. If a write fails, the store goes on without it. */
+ * intact copy may cost much of the store. A write that fails is logged, and the store opens all the
+ * same. */
 static void superblocks_mend(const struct store_opts *opts, const struct sb_found *found)
 {
     for (int i = 0; i < opts->n_dirs; i++) {
@@ -374,7 +384,7 @@ static int no_superblock(const char *dir, struct err *err)
                    dir);
 }
 
-/* Refuses a key that is not that of the store, and a missing or needless one. */
+/* Returns 0 if opts->key is the store's key, or if both are absent; else ERR_MISMATCH. */
 static int key_fits(const struct store_opts *opts, const struct superblock *sb,
                     struct err *err)
 {
@@ -394,14 +404,14 @@ static int key_fits(const struct store_opts *opts, const struct superblock *sb,
 int store_check_dirs(const struct store_opts *opts, struct err *err)
 {
     struct sb_found found[STORE_MAX_DEVICES] = {0};
-    const struct superblock *first;
+    const struct superblock *unused;
     bool has_data = false;
     int absent = -1;
     for (int i = 0; i < opts->n_dirs; i++) {
         int rc = 0;
         if (io_exists(opts->io, opts->dirs[i])) {
             rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
-            (void)dir_has_data(opts->io, opts->dirs[i], &has_data, NULL);
+            (void)note_data(opts->io, opts->dirs[i], &has_data, NULL);
         } else {
             found[i].state = SB_MISSING;
             absent = i;
@@ -411,42 +421,52 @@ int store_check_dirs(const struct store_opts *opts, struct err *err)
         if (rc != 0)
             found[i].state = SB_MISSING;
     }
-    int rc = superblocks_agree(opts, found, &first, err);
+    int rc = superblocks_agree(opts, found, &unused, err);
     return rc == 0 && absent >= 0 && has_data ? no_superblock(opts->dirs[absent], err) : rc;
+}
+
+/* Decides about a directory without a good superblock. Returns an error if any directory holds
+ * state, or if a store may only be read. Returns 0 if the store does not exist yet and may be
+ * made. */
+static int refuse_bad(const struct store_opts *opts, const char *dir, enum sb_state state,
+                      bool has_data, struct err *err)
+{
+    if (has_data && state == SB_DAMAGED)
+        return err_set(
+            err, ERR_CORRUPT,
+            "%s: both copies of the superblock are damaged and cannot be recovered, so the "
+            "state there cannot be used; empty the directory to begin anew",
+            dir);
+    if (has_data)
+        return no_superblock(dir, err);
+    if (opts->read_only)
+        return err_set(err, ERR_NOT_FOUND, "there is no store in %s", dir);
+    return 0;
 }
 
 int store_open_superblocks(const struct store_opts *opts, struct superblock *out,
                            struct err *err)
 {
     struct sb_found found[STORE_MAX_DEVICES] = {0};
-    const struct superblock *first;
-    bool has_data = false;
-    int rc = 0, bad = -1;
-    for (int i = 0; i < opts->n_dirs && rc == 0; i++) {
-        rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
+    const struct superblock *good;
+    bool has_data = false; /* whether any directory holds state */
+    for (int i = 0; i < opts->n_dirs; i++) {
+        int rc = superblock_read(opts->io, opts->dirs[i], &found[i], err);
         if (rc == 0)
-            rc = dir_has_data(opts->io, opts->dirs[i], &has_data, err);
+            rc = note_data(opts->io, opts->dirs[i], &has_data, err);
+        if (rc != 0)
+            return rc;
     }
+    int rc = superblocks_find(opts, found, err); /* in memory; superblocks_mend writes */
     if (rc == 0)
-        rc = superblocks_find(opts, found, err);
-    for (int i = 0; i < opts->n_dirs && bad < 0; i++)
-        bad = found[i].state != SB_GOOD ? i : -1;
-    if (rc == 0)
-        rc = superblocks_agree(opts, found, &first, err);
+        rc = superblocks_agree(opts, found, &good, err);
+    for (int i = 0; i < opts->n_dirs && rc == 0; i++)
+        if (found[i].state != SB_GOOD)
+            rc = refuse_bad(opts, opts->dirs[i], found[i].state, has_data, err);
     if (rc != 0)
         return rc;
-    if (bad >= 0 && has_data && found[bad].state == SB_DAMAGED)
-        return err_set(
-            err, ERR_CORRUPT,
-            "%s: both copies of the superblock are damaged and cannot be recovered, so the "
-            "state there cannot be used; empty the directory to begin anew",
-            opts->dirs[bad]);
-    if (bad >= 0 && has_data)
-        return no_superblock(opts->dirs[bad], err);
-    if (bad >= 0 && opts->read_only)
-        return err_set(err, ERR_NOT_FOUND, "there is no store in %s", opts->dirs[bad]);
     if (!has_data && !opts->read_only)
-        return superblocks_write(opts, first, out, err);
+        return superblocks_write(opts, good, out, err);
     *out = found[0].sb;
     rc = key_fits(opts, out, err);
     if (rc == 0 && !opts->read_only)

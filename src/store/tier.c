@@ -106,6 +106,7 @@ static bool is_needless(const struct tier *t, const struct chunk_node *n)
     return n->place.is_dropped || tier_is_held(t, n);
 }
 
+/* Notes the chunk's last use, as the store's policy saw it, and whether its copies are needless. */
 static void use_as_store_does(struct tier *t, struct tier_chunk *c)
 {
     const struct placement_item *of = &c->node->place;
@@ -181,13 +182,14 @@ static uint64_t records_bytes(uint64_t extent_bytes)
     return extent_bytes - CHUNK_HEADER_BYTES;
 }
 
+/* Returns whether the tier's thread must drop copies (invariant 4). */
 static bool lacks_room(const struct tier *t)
 {
     return t->alloc.used_bytes > t->arena_bytes - t->arena_bytes / FREE_PART ||
            !alloc_fits(&t->alloc, t->largest_bytes);
 }
 
-/* Wakes the tier's thread if it has something to do. */
+/* Wakes the tier's thread if it has copies to zero or to drop. */
 static void tell(struct tier *t)
 {
     if (t->zero != NULL || lacks_room(t)) {

@@ -75,8 +75,7 @@ void tier_abandon(struct tier *t, struct extent *x, struct tier_copy *copy);
 uint8_t *tier_at(const struct tier *t, const struct tier_copy *copy, uint64_t offset);
 
 enum tier_how { TIER_WRITTEN, TIER_PROMOTED };
-/* [lock] Enters x->copy, which the caller has filled. From now on tier_read finds it. x is on its
- * node. */
+/* [lock] Enters x->copy, which is filled, for tier_read to find. x is on its node. */
 void tier_enter(struct tier *t, struct extent *x, enum tier_how how);
 /* [lock] Forgets the extent's copy. Call it before x leaves its node. */
 void tier_forget(struct tier *t, struct extent *x);
@@ -103,8 +102,7 @@ bool tier_is_held(const struct tier *t, const struct chunk_node *n);
 
 /* [lock] Call when the node's chunk was used. n may be NULL. */
 void tier_touch(struct tier *t, const struct chunk_node *n);
-/* [lock] Call when the policy's knowledge of the node changed otherwise than by a use. n may be
- * NULL. */
+/* [lock] Call when something but a use has changed the node's place. n may be NULL. */
 void tier_review(struct tier *t, const struct chunk_node *n);
 
 /* [lock] Returns the processor time, in seconds, that the system would take to provide memory for

@@ -98,6 +98,8 @@ static int records_verify(struct verify *v, const struct chunk_record *records, 
     return 0;
 }
 
+/* Checks an extent. A damaged one is reported, which is no error. Returns 0, or the reader's
+ * error. */
 static int extent_verify(struct verify *v, const struct extent *x, struct err *err)
 {
     struct chunk_record table[CHUNK_MAX_RECORDS];

@@ -144,8 +144,7 @@ static int places_forget(struct store *s, const struct extent *list, struct err 
     return rc;
 }
 
-/* [lock] Frees the space of wiped places. If wiping failed (done is false), the places wait for the
- * next wipe. */
+/* [lock] Frees the space of wiped places; with done false they wait for the next wipe instead. */
 static void places_settle(struct store *s, struct extent *list, bool done)
 {
     for (struct extent *x = list, *next; x != NULL; x = next) {
@@ -172,7 +171,7 @@ static struct extent *places_take(struct store *s)
     return list;
 }
 
-/* [wipe_lock] Wipes some of the places. *more: others wait. */
+/* [wipe_lock] Wipes some of the places. *more gets whether others still wait. */
 static int wipe_some(struct store *s, bool *more, struct err *err)
 {
     struct extent *list = NULL;
@@ -216,7 +215,8 @@ int store_wipe(struct store *s, struct err *err)
     bool more = true;
     int rc = 0;
     while (rc == 0 && more) {
-        /* Given up in between, so that a thread which needs room waits for a part only. */
+        /* The lock is given up after each part, so a thread that needs room waits for one part
+         * only. */
         pthread_mutex_lock(&s->erasing.wipe_lock);
         rc = wipe_some(s, &more, err);
         pthread_mutex_unlock(&s->erasing.wipe_lock);

@@ -169,6 +169,7 @@ void remote_wait(struct remote *r, pthread_cond_t *c, int64_t ns)
     (void)clock_cond_wait(c, &r->lock, ns);
 }
 
+/* Starts the three threads. */
 static int start(struct remote *r, struct err *err)
 {
     r->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

@@ -44,12 +44,11 @@ struct remote_opts {
     enum remote_when when;
     struct store *store;
     uint32_t ttl_s; /* chunks that no server has fetched for this time are dropped; > 0 */
-    /* [SEAL_KEY_BYTES] Secret that encrypts all values; NULL: they are plain. Servers of another
-     * secret find nothing of it, and leave nothing that is found here. */
+    /* [SEAL_KEY_BYTES] Secret that encrypts all values; NULL: they are plain. Servers with
+     * different secrets do not find each other's chunks. */
     const uint8_t *key;
     size_t max_chunk_bytes; /* a larger value is not fetched; see remote_allow */
-    /* A silence of the remote this long ends every fetch, even one that is waited for without a
-     * bound; 0: 5 s. */
+    /* A silence this long ends every fetch, even one that waits without a bound; 0: 5 s. */
     int64_t stuck_ns;
     /* Folder for the file with the server's position in the stream of erasures; NULL: the position
      * is not kept. */
@@ -82,7 +81,7 @@ void remote_offer(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
 enum remote_miss {
     REMOTE_MISS_NONE,
     REMOTE_MISS_ABSENT,    /* the remote does not have the chunk */
-    REMOTE_MISS_SECRET,    /* nor has it; but servers of another secret have used it */
+    REMOTE_MISS_SECRET,    /* the same, but servers of another secret have used it */
     REMOTE_MISS_RESTING,   /* the remote cannot be reached, or has failed lately */
     REMOTE_MISS_SILENT,    /* the remote did not answer in time */
     REMOTE_MISS_SLOW,      /* recomputing the chunks is faster */

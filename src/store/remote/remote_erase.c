@@ -27,7 +27,7 @@ enum { SCAN_AT_ONCE = 500 };
 /* Offsets of the owner's first and last byte in a parcel: docs/STORE_FORMAT.md. */
 #define OWNER_FIRST "432"
 #define OWNER_LAST  "439"
-/* The same of an encrypted value: its end. */
+/* The owner's bytes in an encrypted value: its last 8. */
 #define TAG_FIRST "-8"
 #define TAG_LAST  "-1"
 
@@ -37,7 +37,7 @@ void remote_ban(struct remote *r, const struct erasure *e)
 {
     struct bans *b = &r->bans;
     int64_t now = clock_now_ns();
-    /* a text's keys are not banned: they may be the beginning of other texts */
+    /* A text's keys are not banned: other texts may begin with the same chunks. */
     if (e->is_text)
         return;
     for (int i = 0; i < e->n; i++) {
@@ -82,8 +82,8 @@ bool remote_may_store(struct remote *r, const struct remote_fetch *f,
 
 /* --- this server's erasures ------------------------------------------------------------------- */
 
-/* Waits for running appends of fetched chunks. From then on, appends of fetches that began before
- * are refused. */
+/* Waits for running appends of fetched chunks. From then on, remote_may_store refuses the chunks of
+ * all fetches that began earlier. */
 static void stop_fetches(struct remote *r)
 {
     pthread_mutex_lock(&r->append_lock);
@@ -95,6 +95,7 @@ static void stop_fetches(struct remote *r)
     pthread_mutex_unlock(&r->append_lock);
 }
 
+/* The store calls this with the chunks that it has taken away. It notes them in r->taken. */
 static void taken_add(void *arg, const struct sha256 *keys, int n)
 {
     struct remote *r = arg;
@@ -127,7 +128,8 @@ void remote_erase_begin(struct remote *r)
         remote_erase_enter(r);
 }
 
-/* [lock] Queues an erasure for publishing. */
+/* [lock] Queues an erasure for publishing, and bans its chunks from being fetched. owner NULL: the
+ * erasure is of the keys, not of an owner. */
 static void publish(struct remote *r, const uint64_t *owner, bool is_text,
                     const struct sha256 *keys, int n)
 {
@@ -231,7 +233,7 @@ int remote_unlink_keys(struct remote *r, const struct sha256 *keys, int n,
     return rc;
 }
 
-/* Removes the chunk of that name from the remote if it belongs to the owner. */
+/* Removes the chunk of that name if it belongs to the owner. Returns 0 also if it does not. */
 static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t owner,
                         struct redis_answer *a, struct err *err)
 {
@@ -245,8 +247,9 @@ static int unlink_owned(struct remote *r, const struct redis_arg *name, uint64_t
     return unlink_chunk(r, name, a, err);
 }
 
-/* Does one step of a walk over the names of one server's chunks. *cursor is "0" at the beginning
- * and after the last step. */
+/* Does one step of a walk over the chunks' names at one node of the remote, and removes the owner's
+ * chunks among them. The cursor is "0" before the first step and after the last. `one` receives the
+ * answers about single chunks. */
 static int scan_some(struct remote *r, int node, char cursor[32], uint64_t owner,
                      struct redis_answer *a, struct redis_answer *one, struct err *err)
 {
@@ -293,9 +296,9 @@ static int unlink_owner(struct remote *r, uint64_t owner, struct redis_answer *a
 
 /* --- publishing ------------------------------------------------------------------------------- */
 
-/* Adds the entry of an erasure to the stream. */
-static int tell(struct remote *r, const struct erasure *e, struct redis_answer *a,
-                struct err *err)
+/* Adds the entry of an erasure to the stream that all servers read. */
+static int append_to_stream(struct remote *r, const struct erasure *e,
+                            struct redis_answer *a, struct err *err)
 {
     size_t n = erasure_bytes(e->n);
     uint8_t *entry = xmalloc(2 * n + SEAL_BYTES), *plain = entry;
@@ -318,11 +321,13 @@ static int tell(struct remote *r, const struct erasure *e, struct redis_answer *
     return rc;
 }
 
+/* Tells other servers of an erasure, then removes its chunks from the remote. If the link breaks in
+ * between, the next call goes on with the removal and adds no second entry. */
 static int publish_one(struct remote *r, struct published *p, struct redis_answer *a,
                        struct err *err)
 {
     const struct erasure *e = &p->e;
-    int rc = p->is_told ? 0 : tell(r, e, a, err);
+    int rc = p->is_told ? 0 : append_to_stream(r, e, a, err);
     if (rc == 0 && !p->is_told) {
         p->is_told = true;
         pthread_mutex_lock(&r->lock);
@@ -330,6 +335,8 @@ static int publish_one(struct remote *r, struct published *p, struct redis_answe
         remote_ban(r, e);
         pthread_mutex_unlock(&r->lock);
     }
+    /* A text's own keys stay, because other texts may begin with the same chunks. The chunks to
+     * remove follow as an erasure of their own (remote_erase_end_text). */
     if (rc == 0 && !e->is_text)
         rc = remote_unlink_keys(r, e->keys, e->n, a, err);
     if (rc == 0 && e->is_owner)

@@ -21,8 +21,7 @@
 #include "store/remote/remote_impl.h"
 #include "store/remote/storing.h"
 
-/* Most bytes of values that are requested and not yet received. It bounds the memory of both
- * sides. */
+/* Most bytes of values requested and not yet received. Bounds the memory of both sides. */
 #define WINDOW_BYTES ((uint64_t)32 << 20)
 /* Interval at which the reader looks for cancelled fetches, and for fetches whose time is over. */
 #define LOOK_NS ((int64_t)20 * 1000 * 1000)
@@ -47,6 +46,7 @@ struct work {
     struct redis_answer answer;
 };
 
+/* Sets the reason why the fetch brings no more, unless there is one already. Returns false. */
 static bool miss(struct remote_fetch *f, enum remote_miss why, const char *text)
 {
     if (f->out.why == REMOTE_MISS_NONE) {
@@ -63,7 +63,8 @@ static double since_s(int64_t t)
 
 /* --- when a fetch is given up ----------------------------------------------------------------- */
 
-/* Returns whether the fetch continues. If it does not, the fetch holds the reason. */
+/* Returns whether the fetch continues; if not, the fetch holds the reason. *again_ns is the time
+ * after which the caller must ask again. */
 static bool goes_on(struct remote_fetch *f, struct remote_view *v,
                     const struct remote_pace *pace, int64_t *again_ns)
 {
@@ -104,6 +105,7 @@ static struct remote_fetch *take_overdue(struct remote *r)
     return f;
 }
 
+/* Counts and logs the end of a fetch, and calls its `done`. */
 static void finish(struct remote_fetch *f)
 {
     struct remote *r = f->r;
@@ -139,7 +141,8 @@ static void show_progress(struct work *w)
     w->view.left_bytes = w->all_bytes - MIN(w->all_bytes, w->view.done_bytes);
 }
 
-/* Receives the next answer, within the time that the fetch has. */
+/* Receives the next answer, within the time that the fetch has. Returns false if the fetch has
+ * ended. */
 static bool receive(struct work *w)
 {
     struct err err = {0};
@@ -201,7 +204,8 @@ static bool is_chunk_size(const struct remote *r, int64_t n)
            (uint64_t)n <= atomic_load(&r->max_chunk_bytes);
 }
 
-/* Learns how much of the chain the remote has. */
+/* Learns how much of the chain the remote has: w->n and the lengths. Returns false if the fetch has
+ * ended. */
 static bool look(struct work *w)
 {
     const struct remote_want *want = &w->f->want;
@@ -293,7 +297,8 @@ static void bring(struct work *w)
         (void)instead(w, got.why, got.text);
 }
 
-/* Learns the bandwidth from a complete transfer, and from one that was too slow. */
+/* Learns the bandwidth from a complete transfer, and from one that was too slow. Counts a fetch
+ * that was too dear to begin. */
 static void settle_pace(struct work *w)
 {
     struct remote_pace *p = &w->r->pace;

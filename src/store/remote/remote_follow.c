@@ -30,8 +30,7 @@
 #include "base/minmax.h"
 #include "store/remote/remote_impl.h"
 
-/* Intervals at which the writer reads the stream: usually, and while chunks wait to be
- * confirmed. */
+/* Intervals of reading the stream: usually, and while chunks wait to be confirmed. */
 #define POLL_NS ((int64_t)1000 * 1000 * 1000)
 #define SOON_NS ((int64_t)50 * 1000 * 1000)
 /* A server that has not reported for this time is not waited for: when it comes back, it reads the
@@ -43,8 +42,7 @@ enum { GONE_S = 30 };
  * keep chunks from being written. */
 #define TURN_NS ((int64_t)20 * 1000 * 1000)
 enum { READS_A_TURN = 128 };
-/* Most commands that read the bans. If they do not suffice, the stream is much longer than
- * ERASED_ENTRIES. */
+/* Most commands that read the bans: a stream that needs more is far beyond ERASED_ENTRIES. */
 enum { READS_OF_BANS = 4096 };
 #define FIRST_ID "0-0"
 
@@ -173,8 +171,7 @@ static int stream_read(struct remote *r, const char *from, struct redis_answer *
 
 /* --- erasing here ----------------------------------------------------------------------------- */
 
-/* Erases a list of chunks of several chains, parents first, except chunks that other chunks
- * continue. */
+/* Erases chunks of several chains, parents first, except those that other chunks continue. */
 static int erase_keys(struct remote *r, const struct sha256 *keys, int n, bool *any,
                       struct err *err)
 {
@@ -213,6 +210,9 @@ static void erased(struct remote *r, bool any, int rc, const struct err *why)
                  why->msg);
 }
 
+/* Carries out another server's erasure: bans its chunks, erases them here, and removes them from
+ * the remote once more. Of a text only the chunks that the store has taken away are banned and
+ * removed, because other texts may begin with the text's own keys. */
 static int apply(struct remote *r, const struct erasure *e, struct redis_answer *a,
                  struct err *err)
 {
@@ -390,6 +390,7 @@ static enum stand stand_of(const struct stream_info *s, uint64_t n_seen, uint64_
     return n_seen < n_gone || (n_new == 0 && n_seen < s->n_added) ? STAND_GAP : STAND_OK;
 }
 
+/* Sets this server's position in the stream. */
 static void see(struct remote *r, uint64_t n_seen, const char *id)
 {
     r->n_seen = n_seen;
@@ -415,7 +416,8 @@ static void settle(struct remote *r, const struct stream_info *s, enum stand sta
     }
 }
 
-/* Reads some entries. *more: there may be more entries. */
+/* Reads some entries; *more gets whether there may be others. If the store was empty at open, skips
+ * all entries so far. */
 static int read_some(struct remote *r, bool *more, struct redis_answer *a, struct err *err)
 {
     struct stream_info s;
@@ -440,8 +442,7 @@ static int read_some(struct remote *r, bool *more, struct redis_answer *a, struc
     return rc;
 }
 
-/* Stops skipping entries once the store has state, which may happen while the remote cannot be
- * reached. */
+/* Stops skipping entries once the store has state, which it may get before the remote answers. */
 static void leave_off_skipping(struct remote *r)
 {
     struct store_stats st;
@@ -526,6 +527,7 @@ static int tell_place(struct remote *r, struct redis_answer *a, struct err *err)
     return remote_ask(r, args, 4, REDIS_NUMBER, a, err);
 }
 
+/* Reads all servers' positions into the statistics. From now on this server is current. */
 static int look_at_places(struct remote *r, struct redis_answer *a, struct err *err)
 {
     const struct redis_arg args[] = {REDIS_TEXT("HGETALL"), REDIS_TEXT(NAME_SERVERS)};

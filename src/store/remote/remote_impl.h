@@ -130,8 +130,7 @@ struct remote {
     /* why the writer's last attempt failed, for each of its tasks; "": it succeeded */
     char writer_why[WRITER_TASKS][160];
     bool writer_is_full[WRITER_TASKS]; /* it failed because the remote is full */
-    /* Number of erasures that have begun here. Fetches from before an erasure store nothing
-     * more. */
+    /* Number of erasures begun here. Fetches from before an erasure store nothing more. */
     uint64_t epoch;
     int n_erasing; /* number of erasures that have begun and not ended */
     /* [n_taken] chunks that the store has taken away in the present erasure */
@@ -173,7 +172,7 @@ struct remote {
 /* Returns whether the link may be used: it is open, or could be opened within timeout_ns. A link
  * that rests is not opened. */
 bool link_ready(struct link *l, int64_t timeout_ns);
-/* Notes how a task of the writer has ended; why NULL: well. Logs a change. */
+/* Notes how a task of the writer has ended, and logs a change. why NULL: it succeeded. */
 void remote_writer_tell(struct remote *r, enum writer_task task, const struct err *why);
 /* Sets *err to the remote's refusal, or to an answer of an unexpected kind. Returns -ENOSPC if the
  * remote is full, else -EACCES. */
@@ -216,8 +215,7 @@ int remote_publish_all(struct remote *r, struct redis_answer *a, struct err *err
 /* Notes a chunk that must be confirmed. Any thread. */
 void remote_lease_add(struct remote *r, const struct sha256 *key, uint32_t ttl_s);
 uint32_t remote_n_leases(struct remote *r);
-/* Returns a chunk's time to live in the remote. own_s: the chunk's own time to live; 0: it has
- * none. */
+/* Returns a chunk's time to live in the remote. own_s: its time to live in the store, or 0. */
 uint32_t remote_ttl_s(const struct remote *r, uint32_t own_s);
 /* Returns the time at which a chunk that is written now expires unless it is confirmed, in ms by
  * the remote's clock. */
@@ -234,8 +232,7 @@ int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
 void remote_follow_init(struct remote *r, bool is_empty);
 /* [lock] Returns the nanoseconds until the writer must call remote_erasures_run; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
-/* Publishes erasures made here, and carries out other servers' erasures. Returns false if the link
- * was closed. */
+/* Publishes this server's erasures, carries out others'. Returns false if the link was closed. */
 bool remote_erasures_run(struct remote *r);
 
 /* --- the threads --- */

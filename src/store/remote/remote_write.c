@@ -95,6 +95,8 @@ static bool seal_chunk(struct round *b, const struct offer *o)
     return true;
 }
 
+/* Writes a chunk to the remote. Returns false if the remote has failed or refused. A chunk that the
+ * store no longer has is left out. */
 static bool write_chunk(struct round *b, const struct offer *o)
 {
     struct remote *r = b->r;
@@ -162,7 +164,7 @@ static bool is_erasure_due(struct remote *r)
     return is_due;
 }
 
-/* Settles the offers until all are settled, or the remote fails or refuses. */
+/* Settles the offers until all are settled, an erasure is due, or the remote fails or refuses. */
 static void work(struct round *b)
 {
     struct remote *r = b->r;
@@ -190,7 +192,9 @@ static void take(struct remote *r, struct round *b)
         b->offer[i] = r->offers[(r->first_offer + (uint32_t)i) % MAX_OFFERS];
 }
 
-/* parcels: memory for a chunk, and for its encrypted value. */
+/* Settles the oldest offers and takes the settled ones off the queue. A chunk at which the link
+ * failed several times in a row is dropped, since it may be the cause. parcels: memory for a chunk,
+ * and for its encrypted value. */
 static void run_round(struct remote *r, struct store_reader **reader,
                       struct parcel parcels[2])
 {
