@@ -333,8 +333,7 @@ static struct entry *place_for(struct answers *m, const uint8_t *name)
 }
 
 /* Adds an entry, which then owns new->sealed, and returns its place. Replaces an entry of the same
- * name. Drops others until both bounds hold. The caller has checked that record_bytes(new) is at
- * most max_bytes. */
+ * name. Drops others until both bounds hold. record_bytes(new) must be within max_bytes. */
 static struct entry *remember(struct answers *m, const struct entry *new)
 {
     struct entry *e = place_for(m, new->name);
@@ -504,8 +503,7 @@ static size_t read_record(const struct seal *seal, uint8_t *bytes, size_t at, si
 }
 
 /* Enters the file's records. Returns the offset of the first damaged record, or of the end: behind
- * a damaged record no other can be found. Wipes records that are too large or for which there is no
- * secret. */
+ * a damaged record no other can be found. Wipes a record that is too large, or lacks a secret. */
 static size_t load_records(struct answers *m, uint8_t *bytes, size_t n, bool has_secret)
 {
     size_t at = HEAD_BYTES, step;
@@ -683,8 +681,7 @@ void answers_put(struct answers *m, const char *salt, const struct answers_text 
     if (record_bytes(&new) > m->o.max_bytes || key.n > UINT32_MAX)
         return;
     new.sealed = mem_try(((size_t)n_ids + 1) * sizeof *new.sealed);
-    /* Without memory the answer is not remembered. Its text is then tokenized when it comes
-     * back. */
+    /* Without memory the answer is not remembered, and its text is tokenized when it comes back. */
     if (new.sealed == NULL)
         return;
     memcpy(new.sealed, ids->prompt, (size_t)ids->n_prompt * sizeof *ids->prompt);
@@ -807,6 +804,8 @@ static bool is_concerned(const struct entry *e, const struct erasure *x)
     return false;
 }
 
+/* Drops the entries that *x concerns and those whose time is over, and overwrites them on the disk.
+ * Also overwrites what an earlier call could not (is_stale). Returns 0, or the disk's error. */
 static int forget(struct answers *m, struct erasure *x, struct err *err)
 {
     if (m == NULL) /* nothing is remembered */

@@ -22,8 +22,7 @@ enum answer_end {
 
 /* Functions that are NULL are not called. */
 struct client_calls {
-    /* There is something to read. Called on the engine's thread with its lock held, so it must
-     * not wait. */
+    /* There is something to read. Called with the engine's lock held, so it must not wait. */
     void (*wake)(void *arg);
     /* An answer was submitted. */
     void (*began)(void *arg);
@@ -47,8 +46,7 @@ struct model_names {
     int n_served;
 };
 
-/* A generation copies this struct. Everything that it points to is borrowed until the generation is
- * freed. */
+/* A generation copies this struct, and borrows all that it points to until it is freed. */
 struct dates;
 
 struct client {
@@ -83,8 +81,8 @@ struct client {
 
 /* Checks that `name` is a name of the client's model: a listed one, the one in the file's metadata,
  * or "default". ".gguf" or ":latest" at the end, and an organisation in front of a model's own
- * name, make no difference. NULL, a request without a name, passes. Returns 0, or -1 with *f, which
- * lists the names. */
+ * name, make no difference. Without a name (NULL) it passes. Returns 0, or -1 with *f, which lists
+ * them. */
 int client_check_model(const struct client *c, const char *name, struct fault *f);
 /* Returns the index of the model with that name, or -1 if none of the n models has it. NULL and
  * "default" name the first model. */

@@ -29,8 +29,7 @@ static int chunk_seen(const struct keys *k, int i)
     return (int)(truncation_token(&k->truncation, k->cut, position) / STORE_CHUNK_TOKENS);
 }
 
-/* Makes the keys. Fails if there is no store, or if the truncation is refused. The caller frees *k
- * in both cases. */
+/* Makes the keys. Fails without a store, and for a bad truncation. The caller always frees *k. */
 static int keys_make(const struct hcache *h, const struct hcache_context *c, struct keys *k,
                      struct hcache_err *err)
 {

@@ -31,8 +31,7 @@ static const char IN_MEMORY[] = ":memory:"; /* SQLite's name of a database in me
 
 #define FORMAT_VERSION 1
 
-/* locking_mode EXCLUSIVE also locks out other processes. secure_delete overwrites erased
- * content. */
+/* locking_mode EXCLUSIVE locks out other processes. secure_delete overwrites erased content. */
 static const char schema[] =
     "PRAGMA journal_mode = WAL;"
     "PRAGMA synchronous = FULL;"
@@ -283,8 +282,7 @@ static int add_moment(struct conversations *c, struct err *err)
     return rc;
 }
 
-/* Sets the version of a new file. A file that has a version is not written, because the disk may be
- * full. */
+/* Sets the version of a new file. Does not write to an older file, because the disk may be full. */
 static int set_version(struct conversations *c, struct err *err)
 {
     int64_t version;
@@ -351,8 +349,7 @@ int conversations_open(const struct conversations_opts *o, struct conversations 
         rc = db_vfs_open(c, err);
     if (rc == 0 && sqlite3_open_v2(path, &c->db, flags, c->vfs_name) != SQLITE_OK)
         rc = db_err(c, "open", err);
-    /* The exclusive mode is set before the first read, so that SQLite makes no file for shared
-     * memory. */
+    /* Set before the first read, so that SQLite makes no file for shared memory. */
     if (rc == 0)
         rc = db_exec(c, "PRAGMA locking_mode = EXCLUSIVE; PRAGMA temp_store = MEMORY", err);
     if (rc == 0) /* the log of a refused database must stay as it is */

@@ -132,8 +132,7 @@ int turn_add(struct conversations *c, const char *tenant, struct turn *t, const 
              bool *has_branched, struct err *err);
 /* Returns ERR_LIMIT if turn_add would find no room now. */
 int turn_has_room(struct conversations *c, const char *tenant, struct err *err);
-/* Finds a turn by its name. Returns ERR_NOT_FOUND if there is none, or if it is no longer
- * visible. */
+/* Finds a turn by its name. Returns ERR_NOT_FOUND if no visible turn has it. */
 int turn_find(struct conversations *c, const char *tenant, const char *name,
               struct turn **out, struct err *err);
 /* Reads all turns from the first one to `row`, without answer and restoration, to (*out)[0..*n).
@@ -142,8 +141,7 @@ int turn_path(struct conversations *c, int64_t row, struct turn ***out, int *n,
               struct err *err);
 void turn_path_free(struct turn **path, int n);
 
-/* Returns all tokens of the last turn of a path: ids [path[n-1]->n_tokens]. The caller frees
- * them. */
+/* Returns all tokens of a path's last turn: [path[n-1]->n_tokens]. The caller frees them. */
 int32_t *turn_path_tokens(struct turn *const *path, int n);
 
 /* --- conversations ---------------------------------------------------------------------------- */
@@ -220,8 +218,7 @@ int conversation_rewrite(struct conversations *c, const char *tenant, int64_t he
 int conversations_expire(struct conversations *c, int64_t now_s, int most,
                          struct erased *out, struct err *err);
 
-/* Lists at most `max` doomed chunks, whose last turn was erased. A chain's children come before
- * their parents. */
+/* Lists up to `max` doomed chunks, which no turn names any more. Children precede their parents. */
 int conversations_doomed(struct conversations *c, struct sha256 *keys, int max, int *n,
                          struct err *err);
 /* Removes chunks from the list of doomed ones. Call it when they are erased from the store, or need

@@ -47,6 +47,8 @@ struct gone {
     size_t n_keys_bytes;
 };
 
+/* Sets *g: whether the turn has no name and no references, and then its parent and its keys, which
+ * the caller frees. */
 static int look(struct conversations *c, int64_t row, struct gone *g, struct err *err)
 {
     *g = (struct gone){0};
@@ -228,6 +230,7 @@ int conversation_delete(struct conversations *c, const char *tenant, const char 
                        "conversation", tenant, name, drop_conversation, out, err);
 }
 
+/* Erases up to `most` conversations, and turns outside them, that were not used for ttl_s. */
 static int expire_once(struct conversations *c, int64_t now_s, int most, struct erased *out,
                        struct err *err)
 {

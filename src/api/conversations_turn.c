@@ -241,6 +241,7 @@ static uint64_t turn_bytes(const struct turn *t)
     return n;
 }
 
+/* Writes a turn as a new row, whose number t->row gets. */
 static int insert(struct conversations *c, const char *tenant, struct turn *t,
                   struct err *err)
 {
@@ -272,8 +273,7 @@ static int insert(struct conversations *c, const char *tenant, struct turn *t,
     return rc;
 }
 
-/* Adds a turn's chunks. A doomed chunk that is named again before it was erased is no longer
- * doomed. */
+/* Adds a turn's chunks. A doomed chunk that is not erased yet is doomed no longer. */
 static int add_chunks(struct conversations *c, const struct turn *t, struct err *err)
 {
     static const char *const sql[] = {
@@ -287,6 +287,7 @@ static int add_chunks(struct conversations *c, const struct turn *t, struct err 
     return rc;
 }
 
+/* Sets t->depth. Adds t's reference to its parent, which counts as used now. */
 static int refer_to_parent(struct conversations *c, struct turn *t, struct err *err)
 {
     int64_t depth = 0;
@@ -459,8 +460,7 @@ int turn_find(struct conversations *c, const char *tenant, const char *name,
     return rc;
 }
 
-/* Drops the answer: callers of a path need only input and output, and the answer repeats the
- * output. */
+/* Drops the answer: it repeats the output, and callers of a path need only input and output. */
 static void drop_answer(struct turn *t)
 {
     free(t->answer);

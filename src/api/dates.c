@@ -30,8 +30,8 @@ enum { MAX_DATES = 16, DAY_BYTES = 11, BEHIND_BYTES = 4096 };
 #define FILE_NAME "template-dates"
 #define DOCUMENTS "ingested"
 
-/* An ingested document. Its line in the file is its digest in 16 hexadecimal digits, a space, and
- * the date. */
+/* An ingested document. Its line in the file: its digest in 16 hexadecimal digits, a space, the
+ * date. */
 struct document {
     uint64_t digest;
     size_t line; /* the last line about a digest holds */

@@ -45,8 +45,8 @@ int dates_ingested(struct dates *d, const char *salt, const char *role, const ch
 /* Finds the tokens of the date in a prompt. */
 void date_locate(const struct hcache *h, const struct prompt_text *text,
                  const struct prompt_ids *p, struct prompt_date *out);
-/* Names the date in `why` if it is the reason of a miss: the prompt differs from a stored one at
- * token differs_at. */
+/* Names the date in `why` if a prompt misses stored state because of it. differs_at is the first
+ * token that differs from the stored ones. */
 void date_explain(const struct prompt_date *d, int differs_at, char *why, size_t n);
 
 #endif

@@ -14,8 +14,7 @@
 
 struct dialog;
 
-/* Opens the chat template of a tokenizer, which is borrowed. Returns 0 with *out NULL if it has
- * none. */
+/* Opens the chat template of a tokenizer, which is borrowed. Returns 0, with *out NULL for none. */
 int dialog_open(struct dialog **out, const struct tokenizer *t, struct err *err);
 void dialog_close(struct dialog *k); /* NULL is allowed */
 

@@ -86,6 +86,7 @@ bool draft_moment(struct turn *const *path, int n, char out[PROMPT_DATE_BYTES])
     return false;
 }
 
+/* Renders instructions, earlier turns and d->input to d->text, with the conversation's date. */
 static int render(struct draft *d, struct hcache *h, const struct draft_opts *o,
                   struct fault *f)
 {
@@ -169,6 +170,8 @@ static bool is_other_model(const struct turn *t, const struct hcache *h)
     return strcmp(t->fingerprint, info.fingerprint) != 0;
 }
 
+/* Sets d->ids. As far as the text is that of earlier turns, it keeps their tokens. Sets d->what if
+ * their text has changed, or if another model has computed them. */
 static int tokenize(struct draft *d, const struct hcache *h, struct hcache_err *err)
 {
     const struct prompt_text *text = &d->text;

@@ -20,8 +20,7 @@ struct fault {
  * own words with %-s: `reason` shows them. */
 int fault_set(struct fault *f, int status, const char *code, const char *param,
               const char *fmt, ...) __attribute__((format(printf, 5, 6)));
-/* Like fault_set, for a request that failed with the code rc: 503 out_of_memory for -ENOMEM, else
- * 400. */
+/* Like fault_set, for a request that failed with rc. The status is 503 for -ENOMEM, else 400. */
 int fault_refuse(struct fault *f, int rc, const char *param, const char *fmt, ...)
     __attribute__((format(printf, 4, 5)));
 /* Like fault_set, for a field of the request: status 400. The message is the field's name in

@@ -116,6 +116,7 @@ static struct form *find(struct forms *f, const struct hcache_form_opts *o,
     return found;
 }
 
+/* Keeps a share of the form in place of the one that was used least recently. */
 static void keep(struct forms *f, const struct hcache_form_opts *o,
                  enum grammar_thought thought, struct form *form, const char *unenforced)
 {
@@ -367,6 +368,22 @@ static int read_other(const struct forms *f, const struct hcache_form_opts *o,
     return rc != 0 ? rc : read_tools(tools, NULL, true, p, err);
 }
 
+/* Sets the tags between which the answer's thought stands, and those before its text. */
+static void set_thought(const struct forms *f, bool may_talk, struct parts *p,
+                        struct grammar_source *s)
+{
+    bool channels = f->syntax.calls != NULL && f->syntax.calls->body == CALL_CHANNEL;
+    if (s->thought == GRAMMAR_NO_THOUGHT)
+        return;
+    s->thought_open = tag_of(f, p, f->syntax.thoughts.open);
+    s->thought_close = tag_of(
+        f, p, channels ? "<|end|><|start|>assistant" : f->syntax.thoughts.close);
+    if (channels && may_talk && s->thought == GRAMMAR_MAY_THINK)
+        s->thought = GRAMMAR_NO_THOUGHT; /* thoughts are messages like others */
+    else if (channels)
+        s->text_open = tag_of(f, p, "<|channel|>final<|message|>");
+}
+
 static int compile(const struct forms *f, const struct hcache_form_opts *o,
                    enum grammar_thought thought, struct textbuf *loose,
                    struct grammar **out, struct err *err)
@@ -408,16 +425,7 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
                      f->syntax.calls->family);
     if (rc == 0 && !calls)
         rc = read_other(f, o, &p, &s, err);
-    bool channels = f->syntax.calls != NULL && f->syntax.calls->body == CALL_CHANNEL;
-    if (channels && calls && o->may_talk && thought == GRAMMAR_MAY_THINK)
-        s.thought = GRAMMAR_NO_THOUGHT; /* thoughts are messages like others */
-    else if (channels && thought != GRAMMAR_NO_THOUGHT)
-        s.text_open = tag_of(f, &p, "<|channel|>final<|message|>");
-    if (thought != GRAMMAR_NO_THOUGHT) {
-        s.thought_open = tag_of(f, &p, f->syntax.thoughts.open);
-        s.thought_close = tag_of(
-            f, &p, channels ? "<|end|><|start|>assistant" : f->syntax.thoughts.close);
-    }
+    set_thought(f, calls && o->may_talk, &p, &s);
     if (rc == 0)
         rc = grammar_compile(out, &s, err);
     parts_free(&p);

@@ -178,19 +178,30 @@ static bool reads_texts(const struct gen_params *p)
     return p->reads == HCACHE_READS_EMBEDDING || p->reads == HCACHE_READS_JUDGEMENT;
 }
 
+/* Returns the most tokens of an answer. Without max_tokens it may fill the context, except that
+ * OpenAI's completions end after 16. A truncated context has room for at least half a context more.
+ * Sets g->max_tokens if the context is too short for what the request asks. */
+static int64_t most_tokens(struct generation *g, int n_prompt, bool truncates,
+                           int max_context)
+{
+    const struct gen_params *p = &g->params;
+    int64_t rest = max_context - n_prompt;
+    int64_t max = p->max_tokens >= 0                          ? p->max_tokens
+                  : p->kind != REQUEST_COMPLETION || p->fills ? rest
+                                                              : MIN(rest, 16);
+    if (!truncates && max > rest)
+        g->max_tokens = max = rest;
+    if (truncates && p->max_tokens < 0 && max < max_context / 2)
+        max = max_context / 2;
+    return max;
+}
+
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
                   const struct hcache_truncation *truncation, int max_context,
                   uint64_t seed, struct hcache_err *err)
 {
     const struct gen_params *p = &g->params;
-    int64_t max = p->max_tokens >= 0 ? p->max_tokens
-                  : p->kind != REQUEST_COMPLETION || p->fills
-                      ? max_context - prompt->n
-                      : MIN(max_context - prompt->n, 16);
-    if (truncation->ratio == 0 && max > max_context - prompt->n)
-        g->max_tokens = max = max_context - prompt->n;
-    if (truncation->ratio > 0 && p->max_tokens < 0 && max < max_context / 2)
-        max = max_context / 2;
+    int64_t max = most_tokens(g, prompt->n, truncation->ratio > 0, max_context);
     struct request_shaping shaping;
     struct fault unused; /* check_fields has seen it */
     (void)request_shaping(p, hcache_encode, g->client.h, &shaping, &unused);
@@ -578,8 +589,8 @@ static int keep(struct generation *g, struct fault *f)
 }
 
 /* Cancels the choices. If the dialect keeps unfinished answers, waits for the choices to end and
- * keeps what they have: the client has gone, or the server stops. A fault has no one to be reported
- * to. */
+ * keeps what they have. No one is left to hear of a fault: the client has gone, or the server
+ * stops. */
 static void keep_unfinished(struct generation *g)
 {
     struct fault f;

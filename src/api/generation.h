@@ -64,8 +64,7 @@ bool generation_has_ended(struct generation *g);
 bool generation_is_over(const struct generation *g);
 /* Writes new content as events. */
 void generation_stream(struct generation *g, struct textbuf *out);
-/* Call when all choices have ended. Returns 0 with the answer, which the caller owns; or -1 with
- * *f. */
+/* Returns 0 with the answer, which the caller owns; or -1 with *f. All choices must have ended. */
 int generation_answer(struct generation *g, struct json **answer, struct fault *f);
 /* Cancels running choices. Any thread. NULL is allowed here and in generation_free. */
 void generation_cancel(struct generation *g);

@@ -207,8 +207,7 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
     return 0;
 }
 
-/* Returns the longest context of one request: that of the model, or the size of the KV cache if
- * that is smaller. */
+/* Returns the longest context of a request: the model's, or the KV cache's size if smaller. */
 static int context_of(const struct hcache *h)
 {
     int64_t pool = (int64_t)kv_pool_n_blocks(engine_pool(h->k.engine)) * KV_BLOCK_TOKENS;

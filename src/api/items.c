@@ -187,8 +187,8 @@ static int read_custom(const struct json *v, const char *param, size_t i, struct
     return 0;
 }
 
-/* Returns the texts of all parts in a row, shared with the part if there is only one. The caller
- * owns the result. */
+/* Returns the joined texts of all parts, which the caller owns. The text of a single part is
+ * shared. */
 static struct json *joined(const struct json *parts)
 {
     const struct json *one = json_member(json_at(parts, 0), "text");

@@ -235,6 +235,8 @@ void batch_counts(const struct batch *b, struct batch_counts *out)
     *out = b->counts;
 }
 
+/* Updates the counts' times and calls on_progress; unless `now`, not within progress_ns of the last
+ * call. */
 static void tell(struct batch *b, bool now)
 {
     int64_t at = clock_now_ns();
@@ -336,8 +338,7 @@ static uint64_t group_of(const char *salt)
     return salt != NULL ? checksum64(salt, strlen(salt)) : 0;
 }
 
-/* Checks a request and adds it to those read ahead. If it is refused, answers it at once and frees
- * the item. */
+/* Checks a request and adds it to those read ahead. Answers a refused one at once, and frees it. */
 static void add_request(struct batch *b, struct item *it)
 {
     struct fault f;
@@ -353,6 +354,7 @@ static void add_request(struct batch *b, struct item *it)
     prefix_order_add(&b->order, &it->prefix);
 }
 
+/* Skips the line that was read if it is done, else adds its request or reports its fault. */
 static void add_line(struct batch *b, enum input_got got)
 {
     struct fault f;
@@ -371,8 +373,7 @@ static void add_line(struct batch *b, enum input_got got)
     item_free(it);
 }
 
-/* Reads ahead as many lines as there is room for. While requests are in flight, reads only AT_ONCE
- * lines per call. */
+/* Reads ahead as many lines as fit; at most AT_ONCE per call while requests are in flight. */
 static int read_ahead(struct batch *b, struct err *err)
 {
     int n_max = b->yields ? 0 : b->n_flying > 0 ? AT_ONCE : INT32_MAX;
@@ -434,6 +435,7 @@ static void fly(struct batch *b, struct item *it)
     b->n_answers += it->n_answers;
 }
 
+/* Starts requests that were read ahead, in prefix order, while fewer than in_flight answers run. */
 static void send(struct batch *b)
 {
     struct fault f;

@@ -9,8 +9,7 @@
 #include "base/json_scan.h"
 #include "base/textbuf.h"
 
-/* Memory that a line's values may take beyond the size of its text. Sensible requests take far
- * less. */
+/* Memory that a line's values may take beyond its text's size. Sensible requests take far less. */
 enum { FREE_VALUE_BYTES = 16 << 20 };
 
 static const struct {

@@ -42,8 +42,7 @@ struct models_opts {
 int models_open(const struct models_opts *o, struct models **out, struct err *err);
 /* Stops loading, and ends all answers, as hcache_serve_stop. models_take fails from then on. */
 void models_stop(struct models *m);
-/* Makes all state durable and frees everything. Every use must have been given back. NULL is
- * allowed. */
+/* Makes all state durable and frees everything. All uses must be given back. NULL is allowed. */
 void models_close(struct models *m);
 
 enum models_took { MODELS_HERE, MODELS_COMES, MODELS_FAILED };

@@ -33,8 +33,7 @@ void output_name_fault(const char *id, struct textbuf *out)
 
 /* --- lines of an earlier run ------------------------------------------------------------------ */
 
-/* Reads one line of an earlier run. Adds its name to *done. Returns false if the text is no such
- * line. */
+/* Reads a line of an earlier run. Adds its name to *done. Returns false if it is no such line. */
 static bool read_line(struct output *o, const char *text, size_t n, struct idset *done)
 {
     struct json *v = NULL;

@@ -39,8 +39,7 @@ int output_open_sealed(struct output *o, const char *path, const struct seal *se
                        struct idset *done, struct err *err);
 /* Adds one line; text has no line break. */
 void output_add(struct output *o, const char *text);
-/* Writes the added lines and makes them durable. If it fails, none of these lines is in the
- * file. */
+/* Writes the added lines and makes them durable. After an error none of them is in the file. */
 int output_sync(struct output *o, struct err *err);
 /* Drops lines that were not synced and closes the file.  Does nothing for a zeroed output. */
 void output_close(struct output *o);

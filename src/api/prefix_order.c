@@ -21,7 +21,7 @@ int prefix_shared(const struct prefix_item *a, const struct prefix_item *b)
     return i;
 }
 
-/* Compares for sorting: by group, then by tokens (a prefix comes before its continuations), then by
+/* Compares for sorting: by group, then by tokens (a prefix before its continuations), then by
  * number. */
 static int compare(const struct prefix_item *a, const struct prefix_item *b)
 {

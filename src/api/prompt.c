@@ -47,8 +47,8 @@ int prompt_content(const struct json *v, struct textbuf *out, struct fault *f)
     return 0;
 }
 
-/* Converts messages to the form that every template understands: role and text. The caller frees
- * *out. */
+/* Makes *out, which the caller frees: messages that have only what all templates know, role and
+ * text. */
 static int normalize(const struct json *messages, struct json **out, struct fault *f)
 {
     struct json *list = json_new_array();

@@ -30,8 +30,8 @@ void prompt_moment(int64_t wall_s, char out[PROMPT_DATE_BYTES]);
 struct chat_source {
     const struct json *messages;       /* list of messages, as in OpenAI's chat API */
     const struct json *tools, *kwargs; /* NULL: the request has none */
-    /* The template's variable reasoning_effort, NULL: unset; and enable_thinking, -1: unset. kwargs
-     * override both. */
+    /* Switches of the template. effort: reasoning_effort, or NULL. thinking: enable_thinking as 1
+     * or 0, or -1: not set. A variable in kwargs overrides both. */
     const char *effort;
     int thinking;
     bool plain;

@@ -21,9 +21,8 @@ static bool is_answer(const struct json *message)
     return json_string_is(json_member(message, "role"), "assistant");
 }
 
-/* Returns whether the answer may continue this message: it is the assistant's, and the prompt shows
- * no other member than its content. In some APIs the message itself asks for that ("prefix",
- * "partial"). */
+/* Returns whether the answer may continue this message. It must be the assistant's and have no
+ * other content. "prefix" or "partial" in a message asks for that, and false forbids it. */
 static bool can_go_on(const struct json *message)
 {
     static const char *const known[] = {"role", "content", "name", "prefix", "partial"};

@@ -6,9 +6,8 @@
 #include "base/json.h"
 #include "hcache.h"
 
-/* Returns why no more of the prompt's state was restored. Never an empty text; NULL if all full
- * chunks before the last token came back. `what`: the reason that tokenizing found; "": it found
- * none. */
+/* Returns why no more of the prompt's state was restored, or NULL if all full chunks before the
+ * last token came back. The text is never "". `what` is a reason that tokenizing found, or "". */
 const char *provenance_miss(const struct hcache_result *r, const char *what);
 
 /* Returns a new object, which the caller owns. `what`: as in provenance_miss. */

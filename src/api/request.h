@@ -157,8 +157,8 @@ struct hcache_truncation request_truncation(const struct gen_params *p,
  * Returns 0, or -1 with *f. */
 int request_read_truncation(const char *text, bool *truncates,
                             struct hcache_truncation *numbers, struct fault *f);
-/* Reads a list of token ids from the field `name`. *out is malloc'd, also on failure. Returns 0,
- * or -1 with *f. */
+/* Reads a list of token ids from the field `name`. Returns 0, or -1 with *f. *out is always
+ * malloc'd. */
 int request_ids(const struct json *list, const char *name, int32_t **out, int *n,
                 struct fault *f);
 

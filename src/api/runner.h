@@ -29,8 +29,7 @@ struct runner_opts {
                   int *loan, struct err *err);
     bool (*must_return)(void *arg, int loan);
     void (*give_back)(void *arg, int loan);
-    /* began is called when an answer of the tenant was submitted, ended when it has ended. NULL:
-     * not called. */
+    /* Called when an answer of the tenant was submitted, and at its end. NULL: not called. */
     void (*began)(void *arg, const char *tenant);
     void (*ended)(void *arg, const char *tenant, enum answer_end end,
                   const struct hcache_result *r, bool missed);

@@ -40,8 +40,8 @@ struct service {
     pthread_cond_t work;
     pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    /* Number of erasures that were reported, and number of erasures that were passed on to the
-     * engine. */
+    /* Numbers of erasures: those that were reported, and those of them that the engine has learned
+     * of. */
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
@@ -101,6 +101,7 @@ void service_stats(struct service *s, struct hcache_stats *out)
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+/* [lock] Reports news of the ticket to its request's `notify`, and to threads that wait for it. */
 static void tell(struct hcache_ticket *t, bool ended)
 {
     const struct hcache_request *r = &t->req->ask;
@@ -237,6 +238,8 @@ static bool settles(struct service *s, struct hcache_ticket *t)
     return true;
 }
 
+/* Ends the tickets whose sequences have finished; if their state must be durable first, they only
+ * settle now. Ends those that have settled. */
 static void end_finished(struct service *s)
 {
     struct hcache_ticket *done = NULL, *settled = NULL;
@@ -277,6 +280,7 @@ static void on_admit(void *arg)
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Moves the first queued ticket to the live list. Returns it, or NULL if the queue is empty. */
 static struct hcache_ticket *queue_take(struct service *s)
 {
     pthread_mutex_lock(&s->lock);

@@ -31,8 +31,7 @@ struct service_opts {
 };
 
 void service_create(const struct service_opts *o, struct service **out);
-/* Frees the service, which must be stopped; all its tickets must have been freed. NULL is
- * allowed. */
+/* Frees a stopped service. All its tickets must have been freed. NULL is allowed. */
 void service_destroy(struct service *s);
 
 int service_start(struct service *s, int max_queue, struct err *err);

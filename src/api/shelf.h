@@ -63,8 +63,7 @@ enum batch_status {
     BATCH_STATUSES
 };
 
-/* A batch.  The ids of its output and errors are chosen at its start; they become files when it
- * ends. */
+/* A batch. Its output and errors get their ids at its start, and become files when it ends. */
 struct shelf_batch {
     struct shelf_head head;
     enum batch_status status;
@@ -124,9 +123,9 @@ int shelf_read_file(struct shelf *s, const char *tenant, const char *id,
 int shelf_open_input(struct shelf *s, const char *id, char *path, size_t n, int *fd,
                      struct err *err);
 const struct seal *shelf_seal(const struct shelf *s);
-/* Overwrites and deletes a file. Returns ERR_BUSY while a batch that has not ended, or a caller of
- * shelf_read_file, reads it. After an error the file is as before. After 0 it is gone; if
- * *is_pending, its bytes could not be overwritten, for the reason in *err, and the next start does
+/* Overwrites and deletes a file. Returns ERR_BUSY while an unfinished batch or a caller of
+ * shelf_read_file reads it. After an error the file is as before. After 0 it is gone; if
+ * *is_pending, its bytes are not overwritten yet, for the reason in *err, and the next start does
  * it. */
 int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
                       struct err *err);
@@ -138,8 +137,7 @@ struct shelf_page {
     bool oldest_first;
     int limit;
 };
-/* Both fill in out[0..limit) and return the number of records. *has_more: there are more behind
- * them. */
+/* Both fill out[0..limit) and return the number of records. *has_more: more records follow. */
 int shelf_list_files(struct shelf *s, const struct shelf_page *page, struct shelf_file *out,
                      bool *has_more);
 int shelf_list_batches(struct shelf *s, const struct shelf_page *page,
@@ -163,10 +161,10 @@ int shelf_cancel_batch(struct shelf *s, const char *tenant, const char *id,
 /* Makes files of b's output and errors, if there are any. */
 int shelf_keep_answers(struct shelf *s, struct shelf_batch *b, struct err *err);
 
-/* Makes a batch wait until its tenant and the disk have room for n_bytes more. `code` is ERR_LIMIT
- * if the batch met the shelf's own bound. Another code is a fault of the disk, which is tried again
- * after SHELF_RETRY_S at the earliest. With code 0 the batch waits no longer. shelf_close forgets
- * the wait. */
+/* Makes a batch wait until its tenant and the disk have room for n_bytes more, or until
+ * shelf_close. `code` is ERR_LIMIT if the batch met the shelf's own bound. Another code is a fault
+ * of the disk, which is tried again after SHELF_RETRY_S or later. With code 0 the batch waits no
+ * longer. */
 void shelf_hold_batch(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes,
                       int code);
 enum { SHELF_RETRY_S = 5 };

@@ -258,6 +258,7 @@ static int read_guesses(struct stack *k, struct err *err)
     return 0;
 }
 
+/* Opens pool, device and model. Before the weights, model_open calls before_weights (the store). */
 static int open_model(struct stack *k, struct err *err)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -303,6 +304,7 @@ static int open_model(struct stack *k, struct err *err)
     return rc;
 }
 
+/* Opens k->io for a store on disks. The throttle, given for one process, becomes that of all. */
 static void open_io(struct stack *k)
 {
     const struct hcache_opts *o = &k->o.user;
@@ -637,6 +639,7 @@ static void await_dram(const struct stack *k)
     }
 }
 
+/* Makes the fingerprint; with a store also the profile, the remote and the saver. */
 static int open_state(struct stack *k, struct err *err)
 {
     struct model_work *work = NULL;

@@ -312,6 +312,7 @@ static struct json *prefetched(struct generation *g)
 
 static const struct dialect prefetch = {.answer = prefetched};
 
+/* Computes and saves the prompt's state: a durable completion of no tokens. */
 static int compute(struct call *c, struct subject *s, struct fault *f)
 {
     const struct gen_params p = {.kind = REQUEST_COMPLETION,

@@ -482,6 +482,7 @@ static void apply_edits(const struct json *edits, struct dialog_text *d)
     }
 }
 
+/* Reads the body into d: messages, tools, marks, and the text that the answer continues. */
 static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text *d,
                        struct fault *f)
 {
@@ -555,6 +556,8 @@ static void set_breakpoints(struct call *c, struct dialog_text *d,
     }
 }
 
+/* Makes the prompt's text, then its tokens, and finds the marks in them. Frees the messages in
+ * between, also those of the body, since they may be large. */
 static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text *d,
                        struct prompt_ids *prompt, struct prompt_text *text, char *what,
                        struct fault *f)

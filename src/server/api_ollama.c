@@ -337,6 +337,7 @@ static int read_content(struct call *c, bool chat, struct gen_params *p, struct 
     return 0;
 }
 
+/* Answers /api/chat, or /api/generate without `chat`. Without content it only loads the model. */
 static void start(struct call *c, bool chat)
 {
     struct gen_params p;

@@ -206,6 +206,8 @@ static int refuse(struct fault *f, const char *why)
     return fault_set(f, 400, "unreadable_file", NULL, "%s", why);
 }
 
+/* Returns 0 if the program has made a text, else -1 with the reason in *f. Size and time are
+ * checked first: at their bounds the program is ended, so is_whole and succeeded are false, too. */
 static int judge(const struct textbuf *text, bool is_whole, bool succeeded, bool in_time,
                  struct fault *f)
 {

@@ -580,6 +580,8 @@ int server_n_early(struct server *s)
     return n;
 }
 
+/* Starts a call whose body has arrived: it is refused, waits for its model (c->begun is false), is
+ * answered here, or goes to a worker. */
 static void dispatch(struct call *c)
 {
     struct fault f;

@@ -16,8 +16,7 @@ struct rope;
 
 struct device_vtable {
     void (*close)(struct device *d);
-    /* Makes one allocation from which memory of kind MEM_DEVICE is cut; NULL: each buffer is
-     * allocated singly. */
+    /* Makes one allocation from which MEM_DEVICE buffers are cut. NULL: each is its own. */
     int (*reserve)(struct device *d, size_t bytes, struct err *err);
     int (*buf_alloc)(struct device *d, enum mem_kind kind, size_t bytes, struct buf *out,
                      struct err *err);

@@ -188,8 +188,7 @@ static void *copy_stream_main(void *arg)
         pthread_mutex_unlock(&s->lock);
         command_run(s, &c);
         pthread_mutex_lock(&s->lock);
-        /* Counted only now, because sync waits for executed commands, not for commands that were
-         * taken. */
+        /* Counted only now: sync waits for executed commands, not for those that were taken. */
         s->n_done++;
         pthread_cond_broadcast(&s->taken);
         pthread_mutex_unlock(&s->lock);

@@ -30,8 +30,8 @@ enum dtype {
     DTYPE_IQ4_NL, /* 4-bit places in a table, with a scale per block of 32 */
     DTYPE_IQ4_XS, /* the same with scales of two levels, per 32 and per 256 */
     DTYPE_BF16R,  /* bf16 numbers whose products round activations to bf16 */
-    /* Not the type of one matrix, but of a model whose matrices each have q8 or one of the block
-     * types above. */
+    /* Not a type of one matrix: a model whose matrices each have q8 or one of the block types
+     * above. */
     DTYPE_Q4,
 };
 
@@ -145,8 +145,7 @@ void buf_free(struct device *d, struct buf *b);
 /* Gives the pages of a buffer back to the system if they are the host's. Then the buffer is zeroed;
  * otherwise it stays as it is. */
 void buf_rest(struct device *d, struct buf *b);
-/* Returns the device's memory and its unused part. Unified memory is not queried: all of it counts
- * as unused. */
+/* Returns the device's memory and its unused part. All of unified memory counts as unused. */
 void device_memory(struct device *d, size_t *unused_bytes, size_t *total_bytes);
 
 /* --- streams and events --------------------------------------------------------------------- */
@@ -166,8 +165,7 @@ void stream_rest(struct stream *s);
 struct device *stream_device(struct stream *s);
 /* Waits until all queued work is done. Returns the stream's sticky code. */
 int stream_sync(struct stream *s);
-/* Returns a message about the first failure on this stream: "matmul: out of memory". Returns "" if
- * there was none. */
+/* Returns a message on this stream's first failure ("matmul: out of memory"), or "". */
 const char *stream_fault(const struct stream *s);
 /* Waits for queued work and clears the sticky error, so that later work is tried again.  Results of
  * work queued before are unreliable.  Returns the code again if the device did not survive. */

@@ -123,6 +123,7 @@ static void add_call(struct answer *a, const char *tool, const char *arguments, 
 
 /* --- moving --------------------------------------------------------------------------- */
 
+/* Makes `state` the next state, which reads from a->at on. Returns true, as states do. */
 static bool go(struct answer *a, bool (*state)(struct answer *a))
 {
     a->state = state;
@@ -448,8 +449,8 @@ static size_t value_bytes(const char *s, size_t n)
     return i;
 }
 
-/* Finds the text of a member of an object that json_parse has accepted. wanted NULL: the first
- * member. */
+/* Finds the text of a member in the JSON object s[0, n). `wanted` is its name; NULL: the first one.
+ * Returns false if there is none. */
 static bool find_member(const char *s, size_t n, const char *wanted, size_t *at,
                         size_t *size)
 {
@@ -490,8 +491,7 @@ static bool read_named(struct answer *a, const struct json *v, const char *s, si
     return true;
 }
 
-/* Reads the object in[at, end) into name and arguments. Returns whether it is a call of an offered
- * tool. */
+/* Reads in[at, end). Sets name and arguments. Returns whether it calls an offered tool. */
 static bool read_object(struct answer *a, size_t end)
 {
     const char *s = a->in.p + a->at;

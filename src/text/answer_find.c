@@ -159,6 +159,8 @@ static bool derive(struct answer_own *o, const struct answer_samples *s)
     return true;
 }
 
+/* Returns the row that reads the sample of two calls, else one that reads a single call, else one
+ * that is made from the sample. Without samples it is the row whose tags the template names. */
 static const struct call_syntax *find_calls(const char *chat_template,
                                             const struct answer_samples *s,
                                             struct answer_own *own)

@@ -76,9 +76,8 @@ long tag_match(const struct tag *t, const char *s, size_t n, size_t at);
 
 /* --- values --------------------------------------------------------------------------- */
 
-/* Appends the JSON text of a value that stands between tags. JSON stays as it is, Python's True,
- * False and None become JSON's, and any other text becomes a string. If `is_text`, every value
- * becomes a string. */
+/* Appends the JSON text of a value that stands between tags. JSON stays as it is; Python's True,
+ * False and None become JSON's; other text, and with `is_text` any text, becomes a string. */
 void value_append(struct textbuf *out, const char *s, size_t n, bool is_text);
 /* Appends the JSON text of {key:value} (CALL_BRACES). Returns false if it is malformed. */
 bool value_append_braces(struct textbuf *out, const struct tag *quote, const char *s,

@@ -69,8 +69,7 @@ struct json *chat_short_id(const struct json *id)
     return json_new_bytes(out, 9);
 }
 
-/* A call of a custom tool has a text, which becomes the argument `input`. Returns a call of a
- * function. */
+/* Makes a custom tool's call, which has a text, a function's: the text becomes `input`. */
 static struct json *as_function(const struct json *call)
 {
     const struct json *custom = json_member(call, "custom");

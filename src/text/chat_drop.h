@@ -13,14 +13,12 @@
 
 struct chat_drop;
 
-/* pattern: a regular expression of PCRE2; NULL: only billing lines are dropped. Immutable: any
- * thread. */
+/* `pattern` is a regular expression of PCRE2; NULL: drops only billing lines. Any thread. */
 int chat_drop_open(struct chat_drop **out, const char *pattern, struct err *err);
 void chat_drop_close(struct chat_drop *d); /* NULL is allowed */
 
 /* Returns 1, with the text without the dropped parts in *out, which the caller frees; 0 if nothing
- * is dropped; or a negative code: ERR_LIMIT if the pattern takes too much work. The text must be
- * valid UTF-8. */
+ * is dropped; or a negative code: ERR_LIMIT if the pattern takes too much work. Needs UTF-8. */
 int chat_drop_text(const struct chat_drop *d, const char *text, size_t n, char **out,
                    size_t *n_out, struct err *err);
 

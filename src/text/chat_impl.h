@@ -53,8 +53,8 @@ struct chat_template {
     /* The member of a message in which the template shows thoughts; NULL: none. */
     const char *thought_key;
     bool thought_or_text; /* a message with a thought, a text and a call is refused */
-    /* The template names the tags of thoughts and shows no thought of a history: it leaves them out
-     * on purpose. */
+    /* The template knows the tags of thoughts and shows no earlier thoughts: it omits them on
+     * purpose. */
     bool no_thoughts;
     bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
     /* Calls are written into the content, as the model writes them. written_calls: always, since

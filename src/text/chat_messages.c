@@ -422,6 +422,7 @@ static int take_member(struct talk *k, const char *role, const char *key,
     return 0;
 }
 
+/* Adapts message i to the template, in `to`. *before is a message to put before it, or NULL. */
 static int prepare_message(struct talk *k, const struct json *from, size_t i,
                            struct json *to, struct json **before, struct err *err)
 {

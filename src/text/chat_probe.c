@@ -188,6 +188,7 @@ static char *one_call(const struct shape *s, const char *tool)
                                 : "{\"" ANSWER_SAMPLE_KEY "\":\"" MARK "\"}");
 }
 
+/* Returns the prompt of a conversation of this shape, or NULL if the template refuses it. */
 static char *call_text(const struct chat_template *t, const struct shape *s, size_t *n)
 {
     char *first = one_call(s, TOOL), *second = one_call(s, TOOL "2"), *done = NULL;
@@ -288,6 +289,7 @@ static void probe_calls(struct chat_template *t, struct shape *found)
     }
 }
 
+/* Finds whether the template shows results of tools, as a text and as parts. */
 static void probe_results(struct chat_template *t, const struct shape *found)
 {
 #define RESULT(content)                                                                    \
@@ -342,6 +344,7 @@ static bool shows_thought(const struct chat_template *t, const char *members)
     return shown;
 }
 
+/* Finds where the template shows thoughts, and whether also beside a text and a call. */
 static void probe_thoughts(struct chat_template *t, const struct shape *found)
 {
     static const char *const keys[] = {"reasoning_content", "reasoning", "thinking"};
@@ -464,6 +467,7 @@ static void probe_written(struct chat_template *t, const char *tokens)
         t->can.calls_beside_text = true;
 }
 
+/* Finds the tags of thoughts and calls from rendered answers, and what follows from them. */
 static void probe_syntax(struct chat_template *t, const char *source, struct shape s)
 {
     size_t n = 0, n_asked = 0;

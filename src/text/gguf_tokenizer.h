@@ -23,8 +23,7 @@ enum {
 int gguf_token_type(const struct gguf *g, uint64_t id);
 
 /* Reads the tokenizer. Returns 0, -ENOENT if the file has none, or ERR_UNSUPPORTED for an unknown
- * kind or `pre`, with the list of known ones in the message. Strings are copied. Call deinit also
- * after an error. */
+ * kind or `pre`, with a list of the known ones. Copies strings. Call deinit also after an error. */
 int gguf_tokenizer_read(struct tokenizer_json *out, const struct gguf *g, const char *file,
                         struct err *err);
 

@@ -107,8 +107,7 @@ static int add_special(struct tokenizer *t, struct err *err)
     return rc;
 }
 
-/* Refuses a folder with added_tokens.json beside vocab.json and merges.txt: its ids would be
- * missing. */
+/* Refuses a folder with added_tokens.json beside vocab.json: the ids in it would be missing. */
 static int refuse_added_tokens_file(const char *dir, struct err *err)
 {
     char *path = xasprintf("%s/added_tokens.json", dir), *bytes = NULL;
@@ -179,8 +178,7 @@ static int read_suppressed(struct tokenizer *t, const char *dir, struct err *err
 
 /* --- reading a GGUF file ------------------------------------------------------------------ */
 
-/* Copies a string of the metadata; NULL if there is none, or if it is not UTF-8 or contains a zero
- * byte. */
+/* Copies a string of the metadata. Returns NULL if it is missing, not UTF-8, or has a zero byte. */
 static char *gguf_text(const struct gguf *g, const char *key)
 {
     const char *s;

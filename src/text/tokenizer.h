@@ -24,8 +24,7 @@
 
 struct tokenizer;
 
-/* Opens the tokenizer of a model. Messages name the file and the field.  -ENOENT: the source has no
- * tokenizer. */
+/* Opens a model's tokenizer; -ENOENT: it has none. Messages name the file and the field. */
 int tokenizer_open(struct tokenizer **out, const char *source, struct err *err);
 void tokenizer_close(struct tokenizer *t); /* NULL is allowed */
 
@@ -81,12 +80,10 @@ struct tokenizer_stream *tokenizer_stream_create(const struct tokenizer *t,
                                                  bool skip_special);
 void tokenizer_stream_destroy(struct tokenizer_stream *s); /* NULL is allowed */
 
-/* Adds one token.  *text belongs to the stream, ends with a zero, and is valid until the next call;
- * *n may be 0. */
+/* Adds one token. *text, of *n >= 0 bytes and a zero, is the stream's until the next call. */
 int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, const char **text,
                           size_t *n, struct err *err);
-/* Returns the text that was held back: an unfinished character, or nothing. The stream can be
- * reused. */
+/* Returns the text that was held back, an unfinished character or "". The stream can be reused. */
 void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size_t *n);
 
 /* Opens the tokenizer of `source`, encodes the text and closes the tokenizer: a model_probe_ids

@@ -153,8 +153,7 @@ static bool take_holders(char *s, size_t *n, const char *holder, struct guards *
 }
 
 /* Normalizes s[0, n) into *out. s begins at byte s_at of a longer text, to which the places in *g
- * refer. *moved gets the places in *out of the guards that lie in s. The caller frees *out and
- * moved->at. */
+ * refer. *moved gets the places of its guards in *out. The caller frees *out and moved->at. */
 static int guards_normalize(const struct tokenizer *t, const struct guards *g, size_t s_at,
                             const char *s, size_t n, struct guards *moved, char **out,
                             size_t *n_out, struct err *err)

@@ -206,8 +206,7 @@ static void group_block(const struct mm_tile *t, const struct edge *e, int64_t k
         .a = t->a + k * t->a_rows,
         .b = panel_at(t, panel, k),
         .b_type = t->dtype,
-        /* a panel that does not exist at the edge is replaced by the last one, and its sums are
-         * dropped */
+        /* a panel beyond the edge is replaced by the last one, and its sums are dropped */
         .panel_elements = left < MM_PANELS ? 0 : t->k * PANEL,
         .kb = kb,
         .c = at_edge ? e->c : t->c + col,

@@ -8,8 +8,7 @@
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
-/* If a k-block's largest magnitude is below 2^-100, the k-block counts as zero; from 2^110 on, as
- * infinite. */
+/* A k-block whose largest magnitude is below 2^-100 counts as zero; from 2^110 on, as infinite. */
 #define LEAST_BITS 0x0d800000u
 #define MOST_BITS  0x76800000u
 

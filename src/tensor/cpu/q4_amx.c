@@ -35,8 +35,7 @@ struct panel {
     float d[QUANT_PER_K_BLOCK][PANEL], m[QUANT_PER_K_BLOCK][PANEL];
 };
 
-/* A group of panels, and the integer sums of two blocks; for q6_k, of the four halves of two
- * blocks. */
+/* A group of panels, and the sums of two blocks, as integers; for q6_k of their four halves. */
 struct scratch {
     struct panel panel[GROUP];
     int32_t sums[2][STRIP][PANEL], high[2][STRIP][PANEL]; /* of even blocks, of odd ones */
