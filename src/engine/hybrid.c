@@ -118,6 +118,7 @@ static int64_t first_with(const struct hybrid_machine *m, const struct hybrid_me
     return low;
 }
 
+/* Replaces *best by the split with n_act ACT blocks if that fits and is faster. */
 static void try_one(const struct hybrid_machine *m, const struct hybrid_memory *mem,
                     int64_t n_blocks, int64_t n_act, struct hybrid_split *best)
 {

@@ -342,6 +342,8 @@ static void cut_minis(struct mixed *x, const struct step_batch *b)
 
 /* --- where a mini-batch's blocks lie ---------------------------------------------------------- */
 
+/* Gives scratch blocks to the blocks that are only read: to ACT blocks, which are also listed in
+ * x->acts, if `acts` is true, else to KV blocks on the host. */
 static void lay_out_read(struct mixed *x, struct mixed_mini *m, bool acts)
 {
     for (int i = m->first_seq; i < m->end_seq; i++) {

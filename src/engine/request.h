@@ -24,11 +24,9 @@ struct request {
     int32_t *tokens;               /* the prompt, then room for the generated tokens */
     struct hcache_shaping shaping; /* ask.shaping points to it, or is NULL */
     size_t stop_bytes[HCACHE_MAX_STOP];
-    struct shaping_thought
-        thought; /* thought.end is from malloc and belongs to this struct */
+    struct shaping_thought thought; /* owns thought.end, which is from malloc */
 
-    int32_t
-        *prediction; /* [n_prediction] tokens of ask.prediction, from malloc; NULL: none */
+    int32_t *prediction; /* [n_prediction] tokens of ask.prediction, malloc; NULL: none */
     int n_prediction;
 
     /* The code that creates a request fills in the rest. */

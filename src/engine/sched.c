@@ -105,6 +105,7 @@ static bool make_room(struct decision *d, int at, int n_blocks)
     return true;
 }
 
+/* Gives each decode its row and its block, best rank first. Preempts worse requests for blocks. */
 static void run_decodes(struct decision *d)
 {
     for (int k = 0; k < d->n && d->rows_left > 0; k++) {
@@ -179,6 +180,7 @@ double sched_wait_s(int n_waiting, int n_running, double held_s)
     return (n_waiting + 1) * held_s / MAX(n_running, 1);
 }
 
+/* Gives the rows that decodes leave to prefills and restores, best rank first. */
 static void share_rows(struct decision *d)
 {
     bool beside = d->l->rows_beside > 0 && d->rows_left < d->l->step_rows;

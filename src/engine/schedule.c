@@ -268,6 +268,7 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
+/* Describes sequence i to the scheduler. is_full: no place is free. */
 static void describe(const struct schedule *c, int i, bool is_full, struct sched_req *r)
 {
     const struct seq *s = c->seqs[i];
@@ -445,6 +446,7 @@ static void end_stairs(struct schedule *c)
     }
 }
 
+/* Lets waiting sequences choose their views once their saves have settled, or begin to carry. */
 static void choose_views(struct schedule *c)
 {
     for (int i = 0; i < c->n_seqs; i++) {

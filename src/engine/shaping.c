@@ -116,8 +116,8 @@ static void choose(int32_t id, int n_vocab, float *logits)
         logits[i] = i == id ? 0 : SHAPING_NEVER;
 }
 
-/* Excludes tokens with which the name of a channel becomes that of thoughts. found: its bytes
- * that are there. */
+/* Excludes tokens that continue or complete t->open, the name of the channel of thoughts. Its
+ * first `found` bytes are there. */
 static void forbid_name(const struct shaping_thought *t, size_t found, int n_vocab,
                         float *logits)
 {

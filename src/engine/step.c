@@ -664,6 +664,7 @@ static int fail_overflowed(struct step_batch *b)
     return 0;
 }
 
+/* Fails all sequences of the batch. Returns 0 if the device goes on, else its error. */
 static int fail_batch(struct step_batch *b, int rc, struct err *err)
 {
     char why[300];

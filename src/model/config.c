@@ -249,8 +249,7 @@ static const struct {
     {"relu", ACT_RELU},
 };
 
-/* Checks the activation. It must be the family's own: no checkpoint of these families has another.
- */
+/* Checks the activation. It must be the family's own: no checkpoint of a family has another. */
 static void check_act(struct fields *f, const struct model_config *c, const char *key,
                       const char *dflt)
 {
@@ -271,8 +270,7 @@ struct written_scaling {
     double low, high; /* llama3 */
     int32_t original_ctx;
     struct yarn yarn;
-    double
-        of_all; /* yarn: mscale_all_dim, which only counts for scores of latent attention */
+    double of_all; /* yarn: mscale_all_dim; counts for scores of latent attention only */
 };
 
 static void read_llama3_scaling(struct fields *f, struct written_scaling *s)

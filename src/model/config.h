@@ -108,8 +108,7 @@ enum qk_norm {
 
 enum position_kind {
     POSITION_ROPE,    /* rotates the halves: pairs are (i, i + d_rope/2) */
-    POSITION_LEARNED, /* a table of max_ctx + position_offset rows, added to the embedding
-                       */
+    POSITION_LEARNED, /* adds a row of a table of max_ctx + position_offset to the embedding */
 };
 
 /* How the hidden states of a text become its embedding. The values are those of GGUF files. */
@@ -174,12 +173,10 @@ struct model_config {
      * before these that also has the window, or also has none (gemma4). */
     int32_t n_reading;
     int32_t n_ffn; /* width of the MLP's hidden layer; of one expert's, if there are any */
-    int32_t
-        n_experts; /* MLPs of a layer, of which a router chooses; 0: one MLP, no router */
+    int32_t n_experts;      /* MLPs of a layer, among which a router chooses; 0: one MLP */
     int32_t n_experts_used; /* experts of each token */
-    int32_t
-        n_shared_ffn; /* width of an expert that every token uses beside them; 0: none */
-    bool shared_is_gated; /* its result is multiplied by the sigmoid of a gate */
+    int32_t n_shared_ffn;   /* width of an expert that every token also uses; 0: none */
+    bool shared_is_gated;   /* its result is multiplied by the sigmoid of a gate */
     /* The first layers that have one MLP in place of experts, and its width. */
     int32_t n_dense_layers, n_dense_ffn;
     /* Layers have an MLP of n_dense_ffn and experts beside it, each with norms of its own, and the
@@ -208,11 +205,11 @@ struct model_config {
     enum qk_norm qk_norm;
     /* The weights of a token's experts are divided by their sum, so that they add up to 1. */
     bool experts_normed;
-    /* Shares are the sigmoids of the router's numbers, and the router's bias only chooses; else
-     * they are those of a softmax, and the bias is part of the numbers. */
+    /* true: experts' shares are sigmoids of the router's numbers, and the router's bias only
+     * changes the choice. false: shares are a softmax of the numbers, the bias included. */
     bool router_sigmoid;
-    /* The experts form n groups, and a token's are of `used` groups, those whose two best experts
-     * have the largest sum; n 0: there are no groups. */
+    /* The experts form n groups. A token's experts are chosen from `used` groups: those whose two
+     * best experts have the largest sum. n 0: there are no groups. */
     struct {
         int32_t n, used;
     } expert_groups;
@@ -326,8 +323,7 @@ int config_shape(struct model_config *out, const char *name, struct err *err);
 /* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);
 
-/* Returns the number of tokens that a token sees in layer l, as sliding_window counts them; 0: all.
- */
+/* Returns how many tokens a token sees in layer l, counted as in sliding_window; 0: all. */
 static inline int32_t config_window(const struct model_config *c, int l)
 {
     return layer_set_has(&c->windowed, l) ? c->sliding_window : 0;

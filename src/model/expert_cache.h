@@ -2,10 +2,10 @@
  *
  * A pass goes through the layers in ascending order and uses some experts of each, and the next
  * pass begins again.  So two things are known of an expert: how often passes have used it, and how
- * many layers away its next possible use is.  The one that was used least leaves; of equals, the
- * one whose layer is farthest away.  Prompts use all experts, and so a part of them stays; if the
- * one unused for longest left, each would leave just before its use.  Counts are halved each
- * EXPERT_CACHE_AGE passes, so that what an earlier text used is forgotten.
+ * many layers away its next possible use is.  The expert that was used least leaves; of equals, the
+ * one whose layer is farthest away.  A prompt uses all experts, and with this rule a part of them
+ * stays.  If the expert unused for longest left, each would leave just before its next use.  Counts
+ * are halved each EXPERT_CACHE_AGE passes, so that the uses of an earlier text are forgotten.
  *
  * All functions are pure; one thread at a time.  An expert is layer * n_experts + its number. */
 #ifndef MODEL_EXPERT_CACHE_H

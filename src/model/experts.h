@@ -11,18 +11,18 @@
 
 #include "model/work.h"
 
-/* Chooses c->n_experts_used of n_experts by their numbers, the largest first; of equal numbers the
- * lower index is taken first, and a NaN is smaller than all numbers.  With c->router_sigmoid the
- * sigmoids of the numbers decide, plus the bias [n_experts], among the experts of the chosen
- * groups.  ids gets the chosen experts in ascending order, and weights their shares of the softmax
- * over all experts, or their sigmoids without the bias; divided by the sum of the chosen if
- * c->experts_normed, times c->experts_scale.  Pure; any thread. */
+/* Chooses the c->n_experts_used of n_experts with the largest numbers. Of equal numbers the lower
+ * index comes first, and a NaN is smaller than all numbers.  With c->router_sigmoid the sigmoids of
+ * the numbers plus the bias [n_experts] decide.  With groups only experts of the chosen groups
+ * count.  ids gets the chosen experts in ascending order.  weights gets their shares of the softmax
+ * over all experts, or their sigmoids without the bias. The shares are divided by their sum if
+ * c->experts_normed, and multiplied by c->experts_scale.  Pure; any thread. */
 void experts_choose(const struct model_config *c, const float *numbers, const float *bias,
                     int32_t *ids, float *weights);
 
-/* Sets out [n][d] f32 to the experts' results of normed [n][d], the layer's rows after their norm,
- * or to that of the one MLP of a layer without experts.
- * Works in a's matrices for rows and MLP.  The device's memory is the host's. */
+/* Sets out [n][d] f32 to the experts' results of normed [n][d], the layer's rows after their norm.
+ * In a layer without experts it gets the results of its one MLP.  Works in a's matrices for rows
+ * and MLP.  The device's memory is the host's. */
 int experts_mlp(const struct layer_call *c, const struct activations *a, struct mat normed,
                 struct mat out);
 

@@ -193,8 +193,7 @@ static int multiply_heads(const struct layer_call *c, struct mat out, struct hea
 }
 
 /* Computes the queries of latent attention and kv_rows, from normalised rows.  A query's part for
- * the latent is multiplied by W_k of its head, so that scores are products with the latent itself.
- */
+ * the latent is multiplied by W_k of its head, so that scores are products with the latent. */
 static int project_latent(const struct layer_call *c, const struct activations *a,
                           struct mat normed, struct mat q)
 {
@@ -318,6 +317,7 @@ struct mix {
     int64_t n_in;          /* columns of qkvz before z */
 };
 
+/* Returns where the columns of a recurrent layer's first n rows lie in a->mix. */
 static struct mix mix_of(const struct model *m, const struct activations *a, int64_t n)
 {
     struct delta_rule d = model_delta_rule(&m->cfg, NULL);

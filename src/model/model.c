@@ -1,7 +1,6 @@
 /* model.c - opens a model, makes its RoPE tables, and allocates the activations of a forward pass.
  *
- * This file owns config, weights and rotation tables.  It does not know sequences, saving or text.
- */
+ * This file owns config, weights and rotation tables. It knows no sequences, saving or text. */
 #include "model/model.h"
 
 #include <errno.h>
@@ -168,7 +167,8 @@ int model_make_rope(struct model *m, struct stream *s, struct err *err)
         return rc;
     bool in_place = m->dev->unified;
     bool later = in_place && m->dev->n_stages * m->dev->n_ranks == 1;
-    /* Ordinary pages, since a huge one would hold thousands of positions. */
+    /* Later: each block is filled when its first position is used (model_rope_reach). The pages are
+     * ordinary ones, since a huge one would hold thousands of positions. */
     if (later)
         m->rope_mem[0] = (struct buf){mem_map_sparse(bytes), bytes, MEM_DEVICE};
     rc = !later ? stages_alloc(m->dev, bytes, m->rope_mem, err)
@@ -436,8 +436,7 @@ static void note_choice(struct model *m, const struct weights_types *types,
                                c->tried[i].kl, weights_max_kl(c->tried[i].held));
 }
 
-/* If this program converts to 4 bits, measures how much that changes predictions, and reports it.
- */
+/* If this program converts to 4 bits, measures and reports how much that changes predictions. */
 static int compare_q4(struct model *m, const struct weights_info *info, struct err *err)
 {
     struct weights_choice c;
@@ -544,8 +543,7 @@ static bool has_kernels(const struct device *d, enum dtype t)
     return t < DTYPE_Q8 || d->quantised || (t == DTYPE_Q8 && d->q8);
 }
 
-/* Checks that a packed file's matrices have the wanted type, which was chosen when it was written.
- */
+/* Checks that a packed file's matrices have the wanted type, chosen when it was written. */
 static int check_packed_kind(const struct model *m, const char *name, struct err *err)
 {
     const char *has = dtype_name(m->packed_held);

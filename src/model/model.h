@@ -27,8 +27,7 @@
 
 /* Raise this version whenever the forward pass, the rotation tables or the conversion of weights
  * give other bits on every backend. (A change of one backend raises that backend's
- * device.numerics_version.) State saved under another version is not used; see save/fingerprint.h.
- */
+ * device.numerics_version.) State saved under another version is not used (save/fingerprint.h). */
 #define MODEL_NUMERICS_VERSION 1
 
 /* Code of model_forward for an f16 residual stream that left f16's range; use bf16 instead. */
@@ -203,8 +202,7 @@ int model_embed(const struct model *m, struct model_work *w, struct stream *s, s
                 const int32_t *ids, const struct ragged *r);
 
 /* Does the projection that restores from hidden states: computes kv_rows (model_kv_rows) from the
- * layer's input h [n][d] T. The bits are those that a pass computes from the same rows.
- */
+ * layer's input h [n][d] T. The bits are those that a pass computes from the same rows. */
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows);
 

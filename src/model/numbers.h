@@ -10,8 +10,7 @@
 
 #include "tensor/tensor.h"
 
-/* Returns true if none of n elements (f32, bf16 or f16, at any address) is NaN or infinite.  Pure.
- */
+/* Returns whether all n elements (f32, bf16 or f16, at any address) are finite numbers.  Pure. */
 bool numbers_only(const void *p, size_t n, enum dtype t);
 
 #endif

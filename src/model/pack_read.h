@@ -36,8 +36,7 @@ struct pack_job {
     size_t room;
 };
 
-/* Opens a reader. f must outlive the reader. io is borrowed; NULL: the machine's best way to read.
- */
+/* Opens a reader. f must outlive the reader. io is borrowed; NULL: the machine's best one. */
 int pack_reader_open(struct pack_reader *r, const struct pack_file *f, struct io *io,
                      struct err *err);
 /* Closes a reader. Waits for reads in flight. */
@@ -54,8 +53,7 @@ void pack_job_deinit(struct pack_job *j);
 int pack_reader_step(struct pack_reader *r, int64_t timeout_ns, unsigned *n,
                      struct pack_job **done, struct err *err);
 
-/* Asks for an early end of all reads: jobs end with -ECANCELED, unless the device keeps a request.
- */
+/* Asks all reads to end early: jobs end with -ECANCELED, unless the device keeps a request. */
 static inline void pack_reader_cancel(struct pack_reader *r)
 {
     io_queue_cancel(r->q);

@@ -42,8 +42,7 @@ struct model_pass_opts {
     /* Receives each layer's input, K and V. With one buffer the layer has already overwritten its
      * input. */
     const struct model_tap *tap; /* NULL: there is no tap */
-    bool
-        checks_range; /* the pass returns MODEL_E_OVERFLOW if an f16 output left f16's range */
+    bool checks_range; /* returns MODEL_E_OVERFLOW if an f16 output left f16's range */
 };
 
 /* A pass. It lies in the caller's memory. Everything that o points to must outlive the pass. */

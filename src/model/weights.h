@@ -52,9 +52,8 @@ struct layer_weights {
     const float *b_router; /* [n_experts]; b_up and b_down then have all experts', too */
     /* A layer without experts among layers with them: [2 * n_dense_ffn][d], [d][n_dense_ffn]. */
     struct weight dense_up, dense_down;
-    /* With that MLP beside experts: norms of its results, of the experts' inputs and of their
-     * results [d], and factors of the router's inputs [d] and of the experts' shares [n_experts].
-     */
+    /* With that MLP beside experts: norms [d] of its results, of the experts' inputs and of their
+     * results; factors of the router's inputs [d] and of the experts' shares [n_experts]. */
     const float *dense_post_w, *experts_w, *experts_post_w, *router_scale, *expert_scale;
     /* The layer's own embeddings: [n_layer_embd][d], [d][n_layer_embd], and the norm [d] of the
      * result. */

@@ -4,8 +4,7 @@
  * through the model once with f32 matrices and once in the format; the mean divergence KL(f32 ||
  * format) of the predictions must be at most WEIGHTS_MAX_KL nats per token.
  *
- * The probe runs on the CPU and loads one layer at a time, so it needs less memory than the model.
- */
+ * The probe runs on the CPU and loads one layer at a time: it needs less memory than the model. */
 #ifndef MODEL_WEIGHTS_CHOOSE_H
 #define MODEL_WEIGHTS_CHOOSE_H
 

@@ -28,12 +28,11 @@ struct weights_experts_opts {
     struct pack_file *f; /* f, shape, images and w must outlive the source */
     /* For a device with unified memory and one rank. */
     const struct image_shape *shape;
-    const struct image
-        *images;       /* of the experts of each layer, from cfg.n_dense_layers on */
-    size_t slot_bytes; /* size of the largest expert */
-    struct weights *w; /* all but the experts is already bound */
-    struct io *io;     /* see weights_opts.io */
-    int n_slots;       /* more than cfg.n_experts_used, fewer than all experts */
+    const struct image *images; /* of each layer's experts, from cfg.n_dense_layers on */
+    size_t slot_bytes;          /* size of the largest expert */
+    struct weights *w;          /* all but the experts is already bound */
+    struct io *io;              /* see weights_opts.io */
+    int n_slots;                /* more than cfg.n_experts_used, fewer than all experts */
     int64_t stuck_ns;
     /* bytes already read from the file, in load_ns: a first measurement of the disk */
     uint64_t load_bytes;

@@ -597,8 +597,7 @@ static int same_bytes(const struct found *a, const struct found *b, bool *equal)
 }
 
 /* Checks a repeated output head. A checkpoint with tied embeddings may repeat the table as the
- * head, if the two are equal.
- */
+ * head, if the two are equal. */
 static int match_repeated_head(const struct directory *d, const struct naming *n,
                                const struct found *embed, struct err *err)
 {

@@ -197,8 +197,7 @@ struct row_map rows_of_folder(const struct model_config *c, const struct tensor_
 }
 
 /* Returns the order of a tensor's rows in the file. The model rotates halves; files of architecture
- * llama are permuted so that neighbours form pairs.
- */
+ * llama are permuted so that neighbours form pairs. */
 static struct row_map rows_of(const struct model_config *c, const struct tensor_spec *t)
 {
     bool permuted = c->family == FAMILY_LLAMA || c->family == FAMILY_MISTRAL ||

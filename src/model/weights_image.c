@@ -82,8 +82,7 @@ static char *path_of(const char *folder, const struct sha256 *key)
     return xasprintf("%s/%s", folder, hex);
 }
 
-/* --- reading where a file was cut ---------------------------------------------------------------
- * */
+/* --- reading where a file was cut ------------------------------------------------------------- */
 
 /* The mapped images. An address is in at most one of them. */
 static struct mapped {
@@ -142,8 +141,7 @@ static int guard(const void *at, size_t bytes)
     return slot;
 }
 
-/* --- mapping ------------------------------------------------------------------------------------
- * */
+/* --- mapping ---------------------------------------------------------------------------------- */
 
 /* Checks pieces of a MiB, and has the system read ahead of them. */
 static void check_sums(void *arg, int thread_idx, int n_threads)
@@ -179,6 +177,7 @@ static bool read_head(struct weights_image *im)
            h.sum_of_table == checksum64(im->sums, n);
 }
 
+/* Maps the image and compares all checksums. Sets is_damaged if the file is to be deleted. */
 static bool map_and_check(struct weights_image *im, struct pool *pool)
 {
     im->is_damaged = !read_head(im);
@@ -236,8 +235,7 @@ bool weights_image_is_intact(const struct weights_image *im)
             now.st_mtim.tv_nsec == im->checked.st_mtim.tv_nsec);
 }
 
-/* --- writing ------------------------------------------------------------------------------------
- * */
+/* --- writing ---------------------------------------------------------------------------------- */
 
 struct old_image {
     char *path;

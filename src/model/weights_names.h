@@ -173,8 +173,7 @@ struct tensor_list {
     const char *prefix;
 };
 
-/* Makes the list of all tensors that a checkpoint of this model must have; it may have no others.
- */
+/* Makes the list of all tensors of a checkpoint of this model: it must have these and no others. */
 void tensor_list_make(struct tensor_list *out, const struct model_config *c);
 void tensor_list_free(struct tensor_list *l);
 

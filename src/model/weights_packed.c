@@ -254,7 +254,8 @@ static int make_staging(struct loader *ld)
     return buf_alloc(ld->o->dev, MEM_PINNED, (size_t)most, &ld->staging, ld->err);
 }
 
-static int take(struct loader *ld, const struct pack_job *j)
+/* Counts the part that a job has read. Returns the job's code, with its message in ld->err. */
+static int end_job(struct loader *ld, const struct pack_job *j)
 {
     ld->bytes_done += ld->p->f.parts[j->part].bytes;
     progress_at(&ld->progress, ld->bytes_done);
@@ -289,7 +290,7 @@ static int read_direct(struct loader *ld)
         if (rc == 0 && done != NULL) {
             busy[done - jobs] = false;
             n_busy--;
-            rc = take(ld, done);
+            rc = end_job(ld, done);
         }
     }
     pack_reader_close(&ld->reader); /* closed before the memory into which it reads */

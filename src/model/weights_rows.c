@@ -141,6 +141,8 @@ static void unit_find(const struct loader *ld, int64_t unit, struct unit *u)
     u->n = MIN(u->l->unit_rows, u->l->t->rows - u->row);
 }
 
+/* Reads a unit's rows, and decodes and hashes them as needed. u->rc gets the result. Skips rows
+ * that only other processes need, since these read them themselves. */
 static void unit_prepare(struct loader *ld, struct unit *u)
 {
     struct load *l = u->l;
@@ -423,6 +425,7 @@ static int deliver_part(struct loader *ld, const struct unit *u,
     return 0;
 }
 
+/* Delivers a unit. With only_asks returns 1 if this process needs its rows, else 0. */
 static int unit_deliver(struct loader *ld, const struct unit *u)
 {
     int rc = u->rc;
@@ -536,7 +539,8 @@ int loads_run(struct loader *ld, const struct load **failed)
 
 /* --- what is loaded --------------------------------------------------------------------------- */
 
-/* Returns whether a part of a tensor is converted on its way to a slot. *makes: to 4 bits. */
+/* Returns whether a part of a tensor is converted on its way to a slot. *makes becomes true if it
+ * is converted to 4 bits. */
 static bool converts(const struct loader *ld, const struct load *l,
                      const struct tensor_part *p, bool *makes)
 {

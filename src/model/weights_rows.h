@@ -75,10 +75,9 @@ struct loader {
     struct image_piece *pieces; /* those that were allocated, in the order of the image */
     size_t n_pieces;
     bool remembers,
-        is_known;  /* the hash may be remembered; w->hash is the remembered one */
-    char bad[400]; /* warning of numbers that are none; empty: there are none */
-    bool
-        ranks_read; /* the ranks of other processes read their rows from files of their own */
+        is_known;    /* the hash may be remembered; w->hash is the remembered one */
+    char bad[400];   /* warning of numbers that are none; empty: there are none */
+    bool ranks_read; /* ranks of other processes read their rows from files of their own */
 };
 
 /* Sets *hash to weights.hash of a checkpoint's files: the remembered one, or from all of their

@@ -170,7 +170,7 @@ static int read_columns(const struct tensor_src *s, int64_t row, int64_t n, uint
     return rc;
 }
 
-/* Reads rows that are columns of runs of lines. */
+/* Reads rows that are columns of runs of lines (ROWS_COLUMN_RUNS), run by run. */
 static int read_column_runs(const struct tensor_src *s, int64_t row, int64_t n, uint8_t *to)
 {
     int rc = 0;

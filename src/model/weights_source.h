@@ -34,9 +34,11 @@ enum row_order {
     ROWS_PAIRS,
     /* falcon: all q, all k, all v; the model has q, k, v of a group together */
     ROWS_GROUPS,
-    /* latent attention: rows of runs of d_head, each `step` rows behind the one before it; or
-     * columns of such runs of lines, of which the file has d_head behind one another */
+    /* latent attention: runs of d_head rows. In the file each run begins `step` rows behind the
+     * run before. */
     ROWS_RUNS,
+    /* The same, but the rows of a run are the columns of lines in the file, and the lines of each
+     * run begin `step` lines behind those of the run before. */
     ROWS_COLUMN_RUNS,
     /* gpt_oss, in the tensor of all experts: every `step`-th row, or every `step`-th column */
     ROWS_STEPS,
@@ -44,12 +46,11 @@ enum row_order {
 };
 struct row_map {
     enum row_order order;
-    /* d_head: for ROWS_PAIRS, of whose heads the first `skip` rows stay in their places. For
-     * ROWS_GROUPS: per_group query heads in each of n_groups. */
+    /* ROWS_PAIRS: heads of d_head rows, of which the first `skip` rows stay in their places.
+     * ROWS_GROUPS: n_groups groups, each with per_group query heads. */
     int32_t d_head, per_group, n_groups;
     int32_t step, skip;
-    size_t
-        line_bytes; /* for ROWS_COLUMNS: from a row of the file's matrix to the next one */
+    size_t line_bytes; /* ROWS_COLUMNS: from a row of the file's matrix to the next one */
 };
 
 /* The place of one tensor's bytes, row-major. */
@@ -109,8 +110,8 @@ int gguf_match(const struct gguf_files *files, const struct model_config *c,
                const struct tensor_list *want, struct tensor_src *src, struct err *err);
 
 /* Hashes device, inode, size and times of all files.  Equal stamps mean equal bytes, except that a
- * change within the same tick of the file system's clock may not show: *settled is set if the last
- * change was two seconds ago or earlier.  Returns 0 or -errno. */
+ * change within the same tick of the file system's clock may not show.  *settled becomes true if
+ * the last change was two seconds ago or earlier.  Returns 0 or -errno. */
 int checkpoint_stamp(const struct checkpoint *cp, struct sha256 *out, bool *settled);
 
 /* All tensors of a model from any source, and the type in which its matrices are held: their common

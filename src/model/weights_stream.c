@@ -205,6 +205,7 @@ static void give_up(struct weights_stream *st, struct ring_slot *s)
     s->was_wanted = st->n_wanted[s->layer] > 0;
 }
 
+/* Ends a slot's read: the slot is READY, EMPTY after a cancel, read once more, or FAILED. */
 static void end_read(struct weights_stream *st, struct ring_slot *s)
 {
     int rc = s->job.rc;

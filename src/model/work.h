@@ -15,8 +15,7 @@
             return rc_;                                                                    \
     } while (0)
 
-/* Memory in which a layer computes, on one stage. All matrices but the logits have max_rows rows.
- */
+/* Memory in which a layer computes, on one stage. All matrices but `head` have max_rows rows. */
 struct activations {
     /* T: K before RoPE, and V, of a rank's own heads. Layers use the two matrices in turn, so that
      * on a device with memory of its own a tap can copy one while the next layer runs. */

@@ -25,8 +25,7 @@
 #define MOST 0.8
 /* A lane decides a restore's time if it works for at least this share of it. */
 #define DECIDES 0.8
-/* The I/O lane is the bottleneck if compute waits for it during this share of the restore's time.
- */
+/* The I/O lane is the bottleneck if compute waits for it for this share of the restore's time. */
 #define IO_BOUND 0.2
 
 static double clamp(double x, double limit)

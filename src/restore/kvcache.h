@@ -79,8 +79,7 @@ uint64_t kv_pool_n_evicted(const struct kv_pool *p);
 /* Returns whether each block is in exactly one state (used, kept, free), and all counts agree.
  * For tests: takes O(blocks). */
 bool kv_pool_audit(const struct kv_pool *p);
-/* Returns how many pairs of a waiting request and a block that it needs are noted (kv_pool_expect).
- */
+/* Returns the number of noted pairs: a waiting request, and a block that it needs. */
 uint32_t kv_pool_n_expected(const struct kv_pool *p);
 
 /* Returns the views [n_layers] that operations take, each on its layer's stage. Valid as long as

@@ -109,7 +109,8 @@ static void count_methods(const struct plan_request *req, struct plan *out)
     }
 }
 
-static void measure(const struct plan_request *req, struct plan *out)
+/* Simulates the plan, and fills its predicted times. Pauses make restores longer. */
+static void simulate(const struct plan_request *req, struct plan *out)
 {
     struct pipeline lanes;
     pipeline_simulate(req, out, &lanes);
@@ -154,7 +155,7 @@ static void fill(const struct plan_request *req, struct plan *out)
 {
     order_reads(req, out);
     count_methods(req, out);
-    measure(req, out);
+    simulate(req, out);
 }
 
 bool plan_prefers_single(double mixture_s, double single_s, double spread)

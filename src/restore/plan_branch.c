@@ -114,6 +114,7 @@ static struct option make_option(const struct branch *b, int layer, char method)
     return (struct option){j.io_s, j.comp_s, (int16_t)layer, method};
 }
 
+/* Computes the options of layer i. Drops one that the other dominates. */
 static void prepare_layer(struct branch *b, int i)
 {
     bool can_h = search_allows(b->s, i, 'H'), can_k = search_allows(b->s, i, 'K');
@@ -140,6 +141,7 @@ static char other_option(char method)
     return method == 'H' ? 'K' : 'H';
 }
 
+/* Returns the read time that the lean option of layer i saves per second of added compute. */
 static double rate_of(const struct branch *b, int i)
 {
     char m = b->lean[i];
@@ -164,6 +166,7 @@ static void prepare_rates(struct branch *b)
     }
 }
 
+/* Returns whether exchanging the methods of layers i and j changes no plan's time or bytes. */
 static bool interchangeable(const struct branch *b, int i, int j)
 {
     if (b->fused || b->both[i] != b->both[j] || b->only[i] != b->only[j])
@@ -250,6 +253,7 @@ static struct pipe_job job_of(const struct option *o)
         .io_s = o->a, .comp_s = o->b, .layer = o->layer, .method = o->method};
 }
 
+/* Orders the reads of an assignment, times it, and offers it if it keeps the budget. */
 static void offer(struct branch *b, const char *method)
 {
     const struct plan_request *q = b->q;
@@ -379,6 +383,7 @@ static void offer_single_kinds(struct branch *b)
     }
 }
 
+/* Offers the plan with the fewest stored bytes, for a budget. */
 static void offer_smallest(struct branch *b)
 {
     for (int i = b->r; i < b->n; i++)

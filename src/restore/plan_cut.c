@@ -88,8 +88,7 @@ struct cuts {
     struct sample sample[SAMPLES_MAX];
 };
 
-/* Returns a lower bound on the time of every plan for the request; infinite if no plan is possible.
- */
+/* Returns a lower bound on the time of every plan for the request; infinite if there is none. */
 static double bound_of(const struct plan_request *req)
 {
     struct plan_bounds b;
@@ -100,6 +99,7 @@ static double bound_of(const struct plan_request *req)
     return plan_bound_least(&b, s.r_min, s.r_max);
 }
 
+/* Searches quickly at the cut of x, whose sums are s. Keeps the cut if it is the best so far. */
 static void estimate(struct cuts *k, const struct range_sums *s, struct sample *x)
 {
     struct plan plan;
@@ -198,6 +198,7 @@ static int sample_behind(const struct cuts *k, int cut)
     return cut;
 }
 
+/* Bounds and estimates cuts between the best sample and its neighbours. */
 static void refine(struct cuts *k)
 {
     int from = sample_before(k, k->best), to = sample_behind(k, k->best), best = k->best;

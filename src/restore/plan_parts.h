@@ -199,8 +199,7 @@ struct plan_bounds {
     double latency_s, last_prefill_s, prefill_s, end_s;
 };
 
-/* Initialises *b. search_is_possible(s) must have returned true; s need not have a candidate yet.
- */
+/* Initialises *b. search_is_possible(s) must be true; s need not have a candidate yet. */
 void plan_bounds_init(struct plan_bounds *b, const struct search *s);
 /* Returns a lower bound on the time of plans whose lanes have the reads io_s, the compute comp_s,
  * and the weighted work rest[PLAN_WEIGHTS] of other layers. head_s, tail_s: of plan_bounds_idle. */
@@ -229,7 +228,8 @@ int plan_check_request(const struct plan_request *req, struct err *e);
 /* Checks that every layer can be restored by its letter. */
 int plan_check_method(const struct plan_request *req, const char *method, struct err *e);
 
-/* Adapts out->method to the existing records: see plan_request.mode. */
+/* Adapts out->method to the existing records, as plan_request.mode says, and sets n_r_added. Does
+ * nothing if that needs a layer that cannot be recomputed. */
 void plan_adapt(const struct plan_request *req, struct plan *out);
 
 /* ---- plan_reason.c ---- */

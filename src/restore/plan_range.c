@@ -36,6 +36,7 @@ static double stored_share(const struct plan_range *r, enum platform_record kind
     return r->share[kind] > 0 ? r->share[kind] : 1;
 }
 
+/* Returns the costs of n_tokens of a range from records of either kind, and of its state. */
 static struct record_cost cost_of(const struct platform *p, const struct plan_range *r,
                                   int64_t n_tokens)
 {
@@ -246,8 +247,7 @@ int64_t plan_tokens_skipped(const struct stored_ranges *c, int64_t n)
     return w > 0 && all >= w ? MAX(0, (all + 1 - w) / TOKENS * TOKENS - c->n_held) : 0;
 }
 
-/* Subtracts the tokens that have left the window, from the sums of the layers that have a window.
- */
+/* Subtracts the tokens that have left the window from the sums of the layers with a window. */
 static void slide_window(const struct stored_ranges *c, struct range_sums *s,
                          int64_t n_skipped)
 {
@@ -337,8 +337,7 @@ static void layer_from_shares(const struct platform *p, const struct range_share
     bool possible = h->lost_tokens == 0;
     bool is_state = possible &&
                     h->h_tokens + h->kv_tokens == 0; /* nothing lies behind it */
-    /* If no range has records of the preferred kind, the letter means the same as the other letter.
-     */
+    /* If no range has records of the preferred kind, the letter means the same as the other. */
     l->has_h = possible && (h->h_tokens > 0 || is_state);
     l->has_kv = possible && kv->kv_tokens > 0;
     l->io_h_s = h->io_s;

@@ -265,6 +265,8 @@ static bool may_offer(const struct staged *g)
     return g->n_offers < g->s->effort->steps / STEPS_OF_OFFER;
 }
 
+/* Orders and times an assignment, and offers it, unless it exceeds the budget or a bound on its
+ * time excludes it. */
 static void offer(struct staged *g, const char *method)
 {
     const struct plan_request *q = g->q;
@@ -376,6 +378,7 @@ static void offer_lengths(struct staged *g, const char *best)
     }
 }
 
+/* Offers changes of the best plan while they make it faster. */
 static void improve(struct staged *g)
 {
     for (int round = 0; round < MOST_ROUNDS && may_offer(g); round++) {
@@ -389,6 +392,7 @@ static void improve(struct staged *g)
     }
 }
 
+/* Offers single methods, then the letters of least time for each r, and improves the best plan. */
 static void search(struct search *s)
 {
     struct staged g = {.s = s, .q = s->req, .n = s->n};

@@ -42,8 +42,7 @@ enum {
     PLATFORM_MAX_STAGES = 16,
 };
 
-/* split_s of a platform that no restore has taught. Splits took 10 to 20 us on 2 cores at 2.6 GHz.
- */
+/* split_s before any restore has taught it. Splits took 10 to 20 us on 2 cores at 2.6 GHz. */
 #define PLATFORM_SPLIT_S 15e-6
 
 /* Seconds = a_s + b_s * n + c_s * n * n for n > 0 tokens; 0 for n = 0. */

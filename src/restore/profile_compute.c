@@ -65,8 +65,7 @@ struct bench {
     struct load *load;
     struct unpack *unpack;
     int64_t sample_ns; /* least time that a sample takes */
-    double
-        share; /* processor time that ready threads got in the last sample; see run_once */
+    double share;      /* of processor time that the fastest run got (run_once) */
 };
 
 /* Returns the positions of a context with max_past keys and `rows` rows behind them, at most the

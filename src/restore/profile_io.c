@@ -24,8 +24,7 @@ enum {
     FULL_ROUNDS = 3,
 };
 
-/* A sample of reading ends when its records are read. After this time no more reads are submitted.
- */
+/* A sample ends when its records are read. After this time no more reads are submitted. */
 #define SAMPLE_NS 100000000
 /* No further round of samples of a tier, or of samples of queue depths, begins after this time. A
  * slow device gets few samples, which are enough to show that it is slow. */

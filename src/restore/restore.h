@@ -169,15 +169,13 @@ struct restore_found {
     /* A snapshot of the recurrent layers' states stands behind hit n_snapshot - 1
      * (store_state_key); 0: none was found. */
     int n_snapshot;
-    double
-        snapshot_share; /* its bytes as stored over those of unpacked states, at most 1 */
-    int n_remote;       /* the last n_remote hits came from the remote for this restore */
-    char why[200];      /* why the chain is not longer */
+    double snapshot_share; /* stored bytes of the snapshot over unpacked ones, at most 1 */
+    int n_remote;  /* the last n_remote hits came from the remote for this restore */
+    char why[200]; /* why the chain is not longer */
     /* Index of the first token where the context differs from the nearest stored one; -1:
      * unknown. */
     int differs_at;
-    /* `tier` was measured: by request before the look-up, or on the chunks that the look-up found.
-     */
+    /* `tier` was measured: before the look-up, or on the chunks that the look-up found. */
     bool measured;
     struct platform_tier tier; /* valid if `measured` */
     struct err err;            /* code != 0: nothing can be read, and n_hits is 0 */

@@ -57,8 +57,7 @@ struct group {
     uint8_t *slot;
     int layer, first_chunk, n_chunks;
     enum store_kind kind;
-    bool
-        is_snapshot; /* the layer's state behind chunk first_chunk, and no record of that chunk */
+    bool is_snapshot; /* the layer's state behind first_chunk, and no chunk's record */
     struct store_read reads[GROUP];
     int n_left; /* number of reads that are not complete */
     int64_t t_issued;
@@ -85,8 +84,7 @@ struct group_list {
 void group_put(struct group_list *l, struct group *g);
 struct group *group_get(struct group_list *l); /* Returns NULL if the list is empty. */
 
-/* Where records were read from: a copy in the store's DRAM tier, or the chunk's home in the store.
- */
+/* Where records were read from: a copy in the store's DRAM tier, or their home in the store. */
 enum { SOURCE_DRAM = 1, SOURCE_STORE = 2 };
 
 enum restore_state {
@@ -125,9 +123,8 @@ struct restore {
     int n_keys;          /* number of keys, without the root */
     int32_t *tokens;     /* [want.n_tokens] */
     struct restore_want want;
-    struct store_hit *hits; /* [n_keys + 1] */
-    struct store_hit
-        snapshot; /* behind hit found.n_snapshot - 1; impl NULL: there is none */
+    struct store_hit *hits;    /* [n_keys + 1] */
+    struct store_hit snapshot; /* behind hit found.n_snapshot - 1; impl NULL: none */
     bool owns_hits;
     struct restore_found found;
     /* NULL: the remote was not asked, or its chunks were already taken. */
@@ -249,8 +246,7 @@ struct restore_pipeline {
     size_t unpack_room;
     struct buf scratch[MAX_STAGES];
     /* Scratch on each stage: */
-    void
-        *kv_rows[MAX_STAGES]; /* room for rows of o.work: K and V of any layer, projected */
+    void *kv_rows[MAX_STAGES]; /* projected K and V of a layer; as many rows as o.work */
     /* [same number of rows] one buffer: residual stream of the recomputed piece. */
     struct residual x;
     int32_t *pos; /* [max_tokens]: 0, 1, 2, ... */
