@@ -121,8 +121,9 @@ static int n_minibatches(const struct mixed_job *j, const struct places_opts *po
     return (j->max_seqs + per - 1) / per;
 }
 
-static void tell(const struct mixed_costs *c, const struct hybrid_split *s,
-                 struct mixed_choice *out)
+/* Sets out->why: how blocks are divided, and the costs behind that. */
+static void explain(const struct mixed_costs *c, const struct hybrid_split *s,
+                    struct mixed_choice *out)
 {
     snprintf(out->why, sizeof out->why,
              "blocks on the device: %lld KV, %lld ACT; on the host: %lld KV, %lld ACT; x = "
@@ -186,6 +187,6 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
         .buffer_blocks = 1, /* raised to the blocks of one context */
         .packing = j->method == MIXED_PRINTED ? MIXED_PAPER : MIXED_BALANCED,
         .machine = r.machine};
-    tell(c, s, out);
+    explain(c, s, out);
     return 0;
 }

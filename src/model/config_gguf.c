@@ -86,7 +86,8 @@ static void refuse(struct meta *m, const char *key, const char *why)
         m->rc = err_set(m->err, ERR_UNSUPPORTED, "'%s.%s' %s", m->arch, key, why);
 }
 
-/* Reads an integer, or an array with one equal integer per layer. dflt < 0: the key is required. */
+/* Reads an integer, or an array with one equal integer per layer. A dflt below 0 means that the key
+ * is required. */
 static int32_t integer(struct meta *m, const char *key, int32_t dflt)
 {
     const struct gguf_value *v = look(m, key);
@@ -659,6 +660,8 @@ static const struct arch {
     {"granitehybrid", FAMILY_GRANITE_HYBRID, 0, read_granite_hybrid},
 };
 
+/* Reads what depends on the family: experts, windows, and the architecture's own fields. Experts or
+ * a window may change c->family. */
 static void read_family(struct meta *m, const struct arch *a, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window",

@@ -32,7 +32,7 @@ enum pooling pooling_of_name(const char *name)
     return POOLING_OTHER;
 }
 
-/* Reads a JSON file of the folder, which the caller frees. *out NULL: there is none. */
+/* Reads a JSON file of the folder. *out, which the caller frees, is NULL if there is none. */
 static int read_json(const char *dir, const char *name, struct json **out, struct err *err)
 {
     char *bytes = NULL;
@@ -98,8 +98,8 @@ static const char *kind_of(const struct json *o, const char *key)
     return last != NULL ? last + 1 : "";
 }
 
-/* Reads a linear layer behind the pooling. *known false: one that this program does not have, with
- * a bias, an activation, or another input than the result of the part before. */
+/* Reads a linear layer behind the pooling. Sets *known to false for a layer that this program does
+ * not have: with a bias, an activation, or another input than the result of the part before. */
 static int read_dense(const char *dir, const char *path, struct model_config *io,
                       bool *known, struct err *err)
 {

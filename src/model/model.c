@@ -561,6 +561,8 @@ static int check_packed_kind(const struct model *m, const char *name, struct err
         m->source, has, name);
 }
 
+/* Sets *held to the format that the options name. "auto" and quantised files are examined first,
+ * and so is a conversion to 4 bits. Sets m->note, and may set m->dtype. */
 static int weight_kind(struct model *m, const struct model_opts *o, enum weights_held *held,
                        struct err *err)
 {
@@ -730,7 +732,8 @@ int64_t model_state_seen(const void *state)
     return n;
 }
 
-/* Kept inputs are rows like any others. */
+/* Advances one layer's state over its kept inputs, which are rows like any others, and drops
+ * them. */
 static int state_reach(const struct model *m, struct stream *s, const struct kv_layer *kv,
                        int l, int32_t state, int64_t n_tokens)
 {

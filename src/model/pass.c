@@ -41,8 +41,8 @@ static void release(struct model_pass *p)
     p->lw = NULL;
 }
 
-/* Sets *in to the next rows of the present layer's input: embedded, or copied from the stage
- * before. */
+/* Sets *in to the next rows of the present layer's input. Layer 0 embeds the tokens, if there are
+ * ids. Rows are copied here if the layer before is on another stage. */
 static int input(struct model_pass *p, const struct ragged *r, struct mat *in)
 {
     const struct model *m = p->o.model;

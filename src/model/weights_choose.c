@@ -254,8 +254,9 @@ static int try_format(struct bench *b, enum weights_held held, struct weights_ch
     return 0;
 }
 
-static int ended(struct bench *b, int rc, const struct err *why, const char *doing,
-                 struct err *err)
+/* Closes b. Returns rc, with the message in *err. */
+static int close_with(struct bench *b, int rc, const struct err *why, const char *doing,
+                      struct err *err)
 {
     bench_close(b);
     if (rc == 0)
@@ -276,7 +277,7 @@ int weights_choose(const struct model *m, enum weights_smallest smallest,
     for (int i = WEIGHTS_DOWN_TO_Q4 - smallest; i < 3 && out->held == WEIGHTS_F32; i++)
         if (rc == 0)
             rc = try_format(&b, from_the_smallest[i], out, &local);
-    return ended(&b, rc, &local, "choosing how weights are held", err);
+    return close_with(&b, rc, &local, "choosing how weights are held", err);
 }
 
 int weights_compare(const struct model *m, enum weights_held held,
@@ -288,5 +289,5 @@ int weights_compare(const struct model *m, enum weights_held held,
     if (rc == 0)
         rc = try_format(&b, held, out, &local);
     out->held = held;
-    return ended(&b, rc, &local, "comparing how weights are held", err);
+    return close_with(&b, rc, &local, "comparing how weights are held", err);
 }

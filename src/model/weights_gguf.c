@@ -307,8 +307,8 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     return 0;
 }
 
-/* Finds q, k or v in a stacked tensor, in which the three lie one behind another. *found: the file
- * has such a tensor. */
+/* Finds q, k or v in a stacked tensor, in which the three lie one behind another. *found becomes
+ * true if the file has such a tensor. */
 static int match_stacked(const struct match *m, const struct tensor_spec *t,
                          struct tensor_src *out, bool *found)
 {
@@ -348,8 +348,8 @@ static int take_expert(const struct match *m, const struct gguf_file *in,
     return take_rows(m, in, have, t, p->dst_row / rows_each * t->rows, out);
 }
 
-/* Finds the gate or up of an expert in the tensor that has both, those of the gate first.
- * *found: the file has it. */
+/* Finds the gate or up of an expert in the tensor that has both, those of the gate first. Sets
+ * *found to whether the file has that tensor. */
 static int match_both(const struct match *m, const struct tensor_spec *t,
                       struct tensor_src *out, bool *found)
 {
@@ -391,8 +391,8 @@ static int match_one(const struct match *m, const struct tensor_spec *t,
     return rc;
 }
 
-/* Returns whether a tensor belongs to a layer that guesses tokens, or is of the K or V that a layer
- * has and does not use. */
+/* Returns whether a tensor is not used: it belongs to a layer that guesses tokens, or to K or V of
+ * a layer that reads those of another one. */
 static bool is_unused(const struct match *m, const char *name)
 {
     int l, n = 0;

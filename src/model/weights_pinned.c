@@ -113,6 +113,7 @@ static int next_streamed(const struct weights_pinned *p, int l)
     return l;
 }
 
+/* Lends layer l, and queues the copy of the next streamed layer if a slot is free. */
 static int acquire(void *arg, int l, struct stream *s, const struct layer_weights **out)
 {
     struct weights_pinned *p = arg;

@@ -52,8 +52,8 @@ struct beside_credit {
  * of the time after the pass that delays no later pass (beside_free_ns). */
 void beside_earn(struct beside_credit *c, int64_t pass_ns, int64_t free_ns);
 /* Returns how much time after a pass costs the next pass nothing. The pass waited wait_ns for
- * weights, which are read up to ahead_ns before a pass needs them. The next pass does not wait
- * for weights that were read in that time. */
+ * weights, which are read up to ahead_ns before a pass needs them. Weights that are read in the
+ * returned time need not be waited for in the next pass. */
 int64_t beside_free_ns(int64_t wait_ns, int64_t ahead_ns);
 /* Takes the cost of a restore's work item from the credit. */
 void beside_pay(struct beside_credit *c, int64_t cost_ns);

@@ -11,6 +11,8 @@ static double expected_read_s(const struct stall_view *v)
     return fmax(v->read_s, pace_s);
 }
 
+/* Returns the silence that counts as a stall: a share of the recomputation time, but at least
+ * least_s, and at least the time of STALL_READS reads. */
 static double patience_s(const struct stall_view *v, double share, double least_s)
 {
     double s = fmax(share * v->recompute_s, least_s);
