@@ -87,6 +87,7 @@ static size_t give_text(void *buffer, size_t n, void *unused)
     return parsed.n_got;
 }
 
+/* Makes the parse fail. Returns `spare` for the one allocation that must still succeed. */
 static void *last_memory(size_t n)
 {
     void *p = n <= parsed.n_spare ? parsed.spare : NULL;
@@ -121,7 +122,7 @@ __attribute__((constructor)) static void json_memory_choose(void)
 static bool depth_ok(const char *s, size_t n, size_t *longest)
 {
     int depth = 0;
-    size_t begin = 0; /* of the token at i */
+    size_t begin = 0; /* where the token at i begins */
     *longest = 0;
     for (size_t i = 0; i < n; i++) {
         if (s[i] == '"') {

@@ -30,6 +30,7 @@ struct scan {
     const char *why; /* reason of the first error, which is at `at` */
 };
 
+/* Notes the first error. Returns false, as each scan function does after an error. */
 static bool fail(struct scan *s, const char *why)
 {
     if (s->why == NULL)
@@ -42,6 +43,7 @@ static int peek(const struct scan *s)
     return s->at < s->n ? (unsigned char)s->text[s->at] : -1;
 }
 
+/* Steps over the next byte if it is c. Returns whether it is. */
 static bool take(struct scan *s, char c)
 {
     if (peek(s) != c)
@@ -169,6 +171,7 @@ static void blank(struct scan *s, size_t from)
     s->text[from] = '0';
 }
 
+/* Scans a name and its value, and blanks the value of a member that the caller ignores. */
 static bool scan_member(struct scan *s, int depth)
 {
     size_t key = s->at;

@@ -6,8 +6,8 @@
 
 #include "base/json.h"
 
-/* What may follow. The words ELEMENT and KEY allow the closing bracket, too, since nothing stands
- * between it and the opening one. */
+/* What may follow. FIRST_ELEMENT and FIRST_KEY allow the closing bracket, too, since nothing stands
+ * between it and the opening one. KEY and ELEMENT follow a comma, and do not. */
 enum {
     BEGIN,
     FIRST_ELEMENT,

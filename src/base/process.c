@@ -122,8 +122,8 @@ static uint64_t left_in(const struct group_files *f, const char *dir)
 }
 
 /* Returns the smallest left_in of the group at `path` and all its ancestors, because each of them
- * bounds the process. Changes `path`. In a container `path` may be the path on the host, while the
- * container sees only its own group, at the root. */
+ * bounds the process. Cuts `path` down meanwhile. In a container `path` may be the host's, while
+ * only the root, its own group, is there. */
 static uint64_t least_upwards(const struct group_files *f, const char *root, char *path)
 {
     uint64_t least = UINT64_MAX;

@@ -161,6 +161,7 @@ static bool gives_way(const struct io_queue *q)
            atomic_load(&turn->n_first) > 0;
 }
 
+/* Cuts the next piece off the request and starts it, through the page cache if it has the bytes. */
 static void cut_piece(struct io_queue *q, struct io_req *req)
 {
     struct io_piece *p = q->free_pieces;

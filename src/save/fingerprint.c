@@ -247,6 +247,7 @@ static int add_projection(struct probe *p, int before)
     return rc == 0 ? add_kv(p, "probe.projected", projected) : rc;
 }
 
+/* Runs the probe's rows through the first layer of each kind, and projects the last output. */
 static int run_probe(struct probe *p)
 {
     const struct model *m = p->m;

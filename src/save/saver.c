@@ -1212,7 +1212,8 @@ static void choose_windows(struct saver *s, const struct save_seq *q,
     free(whole);
 }
 
-/* Chooses the chunks that recurrent layers resume behind by a snapshot, and lose their inputs. */
+/* Chooses the chunks that lose the recurrent layers' inputs: those before the last snapshot and
+ * before the last input_tokens tokens. */
 static void choose_inputs(struct saver *s, const struct store_link *links, int n,
                           bool *drop)
 {
@@ -1282,6 +1283,7 @@ static void settle_locked(struct saver *s, uint64_t n_chunks)
         s->on_commit(s->on_commit_arg);
 }
 
+/* Commits the appended chunks and settles them. After an error their sequences' saving ends. */
 static void commit(struct saver *s, struct uncommitted *b)
 {
     struct err err = {0};
@@ -1358,8 +1360,8 @@ static void add_written(struct saver *s, const struct save_chunk *c,
         q->parent = *key;
 }
 
-/* Writes one chunk or snapshot. A problem of this chunk (no room under the cap, a missing parent or
- * tail) ends the saving of its sequence; one of a snapshot does not. A fault of the store ends all
+/* Writes one chunk or snapshot. A problem of a chunk (no room, a missing parent or tail) ends the
+ * saving of its sequence, a problem of a snapshot does not. A fault of the store ends all
  * saving. */
 static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitted *b)
 {

@@ -85,8 +85,7 @@ static void segment_add(struct alloc *a)
     range_insert(s, 0, (struct alloc_range){0, a->segment_bytes});
 }
 
-/* Takes n_bytes at the segment's first free range that is long enough. Returns false if there is
- * none; then `largest` becomes exact. */
+/* Takes n_bytes at the segment's first free range that is long enough. Returns false if none is. */
 static bool segment_take(struct alloc_segment *s, uint64_t n_bytes, uint64_t *offset)
 {
     if (s->largest < n_bytes)

@@ -116,8 +116,7 @@ static uint32_t age_at(const struct placement_sample *s, uint32_t time)
     return time > s->time ? time - s->time : 0;
 }
 
-/* Returns the slot of an id. If the id has none, returns a free slot, or else the slot with the
- * oldest use. */
+/* Returns an id's slot. If it has none, returns a free slot, or the slot with the oldest use. */
 static struct placement_sample *sample_of(struct placement_learn *l, uint64_t hash,
                                           uint64_t id)
 {
@@ -178,8 +177,7 @@ static void exposures(const struct placement_counts *n, double out[PLACEMENT_AGE
         out[a] = n->stay[a] + older * age_width(a);
 }
 
-/* Fills in the hazards of all classes together. Ages with too few uses get a hazard that falls
- * as 1 / age. */
+/* Fills in all classes' hazards together. Ages with too few uses get one that falls as 1 / age. */
 static void hazards_together(const struct placement_counts *count,
                              double out[PLACEMENT_AGES])
 {
@@ -393,7 +391,8 @@ static bool lru_may_have(const struct placement_learn *l, const struct placement
     return age_at(s, time) <= l->lru_age;
 }
 
-/* Counts content that LRU would hold and the tier does not. */
+/* Counts content that LRU would hold and the tier does not. Decides anew whether the tier may
+ * depart. */
 static void count_debt(struct placement_learn *l, uint32_t time)
 {
     uint64_t n = 0;
@@ -405,6 +404,7 @@ static void count_debt(struct placement_learn *l, uint32_t time)
     l->may_depart = placement_guard_room(&l->guard) > 0;
 }
 
+/* Learns hazards, LRU's age, the price and the debt anew from the sample. */
 static void update(struct placement_learn *l, uint32_t time)
 {
     struct population p;
@@ -427,7 +427,8 @@ static bool is_sampled(const struct placement_learn *l, uint64_t hash)
     return (hash & (((uint64_t)1 << l->shift) - 1)) == 0;
 }
 
-/* Compares the tier with LRU, which has the content used within lru_age. */
+/* Counts a use that only the tier or only LRU has; LRU has the content used within lru_age. Decides
+ * anew whether the tier may depart. */
 static void compare(struct placement_learn *l, const struct placement_sample *s,
                     const struct placement_learn_use *use)
 {

@@ -87,8 +87,8 @@ static int newest_first(const void *a, const void *b)
     return x < y ? 1 : x > y ? -1 : 0;
 }
 
-/* Reads every record of the extent sc->h. *good: whether all are intact. Returns 0 or the error of
- * the device. */
+/* Reads all records of the extent sc->h. *good gets whether all are intact. Returns 0 or the error
+ * of the device. */
 static int records_check(struct scan *sc, bool *good, struct err *err)
 {
     struct media *m = sc->s->media;
@@ -165,6 +165,7 @@ static int candidate_take(struct scan *sc, const struct candidate *c, uint64_t l
     return row_write(sc, err);
 }
 
+/* Lists the headers in all segments, then takes their extents, the newest first. */
 static int scan_all(struct scan *sc, struct err *err)
 {
     struct media *m = sc->s->media;

@@ -142,6 +142,7 @@ static int log_apply(const uint8_t *log, size_t n_log, uint8_t **db, size_t *n_d
     return 0;
 }
 
+/* Copies the database with its log's frames. *is_good gets whether the two belong together. */
 static int copy_once(struct io *io, const char *path, const char *log_path, uint8_t **db,
                      size_t *n_db, bool *is_good, struct err *err)
 {

@@ -474,6 +474,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     return rc;
 }
 
+/* m: the given directories, which are those of process 0; n: those of all processes. */
 int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES], struct err *err)
 {
     struct sb_found first = {.state = SB_MISSING};
@@ -494,7 +495,7 @@ int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES], stru
             n_missing++;
         }
     }
-    /* If none is here, it may be a store of several directories of one process. */
+    /* If no other directory is here, the store may be one process's, with several directories. */
     if (n_missing == n - m && opts->n_processes <= 1)
         return 0;
     if (n_missing > 0)

@@ -408,6 +408,7 @@ static bool demote_one(struct tier *t)
     return true;
 }
 
+/* Zeroes forgotten copies first. Then drops victims while room is short. */
 static void *tier_main(void *arg)
 {
     struct tier *t = arg;

@@ -294,6 +294,8 @@ static void ranges_take(struct store *s, int device, uint32_t segment, bool tail
     }
 }
 
+/* Wipes the ranges that ranges_take gives and returns them to the allocator. After an error the
+ * segment is soiled again. */
 static int segment_wipe(struct store *s, int device, uint32_t segment, bool tail,
                         struct err *err)
 {

@@ -280,6 +280,7 @@ static bool ask_values(struct work *w)
     return true;
 }
 
+/* Fetches the values and has them stored, until all have come or the fetch has ended. */
 static void bring(struct work *w)
 {
     w->t_transfer = clock_now_ns();
