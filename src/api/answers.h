@@ -80,21 +80,21 @@ bool answers_find(struct answers *m, const char *salt, const char *text, size_t 
                   size_t *n_found, int32_t **ids, int *n_ids);
 
 /* The functions that forget return 0 when the answers are gone from memory and from the disk. After
- * an error they are gone from memory, and the next call tries the disk again.
+ * an error they are gone from memory, and the next call tries the disk again. Without a memory of
+ * answers (m NULL) they do nothing and return 0.
  *
- * Forgets all answers whose state has this salt (NULL: the empty salt). m NULL, also below: nothing
- * is remembered. */
+ * Forgets all answers whose state has this salt (NULL: the empty salt). */
 int answers_forget_owner(struct answers *m, const char *state_salt, struct err *err);
 /* Forgets the answers whose end or prompt lies in one of the chunks. */
 int answers_forget_keys(struct answers *m, const struct sha256 *keys, int n,
                         struct err *err);
 /* Forgets answers whose time is over. */
 int answers_expire(struct answers *m, struct err *err);
-/* Lists the different numbers of tokens, up to `most`, of the answers whose state has this salt.
- * Returns how many there are; the caller frees *out. */
+/* Lists how many tokens the answers have whose state has this salt: each number once, no number
+ * above `most`. Returns how many numbers there are; the caller frees *out. */
 int answers_lengths(struct answers *m, const char *state_salt, int most, int **out);
-/* For a file that no process has open: forgets the answers whose end is in no stored chunk, or
- * whose time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of the chunk's key. A
+/* Forgets answers in a file that no process has open: those whose end is in no stored chunk, and
+ * those whose time is over. is_stored gets the first ANSWERS_KEY_BYTES bytes of a chunk's key. A
  * missing file is no error. */
 enum { ANSWERS_KEY_BYTES = 8 };
 int answers_keep_stored(const char *path, const struct seal *seal,

@@ -57,8 +57,9 @@ struct conversations_opts {
      * Copied. A name that is unknown here may be in that file, so looking it up returns -EAGAIN
      * instead of ERR_NOT_FOUND. */
     const char *stands_in_because;
-    /* Name of this server among others; NULL: there are no others. New names contain it, so another
-     * server can tell which server keeps a conversation, and returns -EAGAIN for it. Copied. */
+    /* Name of this server among others; NULL: there are no others. New names contain it. A server
+     * that does not keep a conversation sees by its name that another one does, and returns
+     * -EAGAIN. Copied. */
     const char *server;
     /* Encrypts the file; NULL: it is not encrypted. A file that was made otherwise is refused. */
     const struct seal *seal;

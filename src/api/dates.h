@@ -22,9 +22,9 @@
 struct dates;
 struct seal;
 
-/* Opens the dates of a program.  how: "YYYY-MM-DD", "sticky", or NULL: the present moment.  dir: the
- * store's first folder; NULL: dates are remembered in memory. With a seal, which must outlive them,
- * the digests in `ingested` are keyed. */
+/* Opens the dates of a program. `how` is "YYYY-MM-DD", "sticky", or NULL for the present moment.
+ * `dir` is the store's first folder; with NULL, dates are remembered in memory. With a seal, which
+ * must outlive the dates, the digests in `ingested` are keyed. */
 int dates_open(const char *how, const char *dir, const struct seal *seal,
                struct dates **out, struct err *err);
 void dates_close(struct dates *d); /* NULL is allowed */

@@ -33,8 +33,8 @@ struct output {
  * if it is not a batch's output. */
 int output_open(struct output *o, const char *path, bool is_private, struct idset *done,
                 struct err *err);
-/* Like output_open with is_private, for an encrypted file whose frames hold whole lines
- * (seal_file.h). Its name in its folder is its name as a sealed file. seal NULL: as output_open. */
+/* Like output_open with is_private, for a file that `seal` encrypts in frames of whole lines
+ * (seal_file.h). Its name in its folder is its name as a sealed file. NULL: as output_open. */
 int output_open_sealed(struct output *o, const char *path, const struct seal *seal,
                        struct idset *done, struct err *err);
 /* Adds one line; text has no line break. */

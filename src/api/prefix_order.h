@@ -36,8 +36,8 @@ struct prefix_order {
 void prefix_order_init(struct prefix_order *o, struct prefix_item **items, int cap);
 /* Adds a waiting prompt, which is borrowed until it is taken. Needs o->n < o->cap. */
 void prefix_order_add(struct prefix_order *o, struct prefix_item *item);
-/* Takes the next prompt out of the order and returns it, or NULL if there is none. `last` is the
- * prompt that was taken before, or a copy of it; NULL: this is the first. */
+/* Takes the next prompt out of the order and returns it, or NULL if the order is empty. `last` is
+ * the prompt that was taken before this one, or a copy of it; NULL if there was none. */
 struct prefix_item *prefix_order_take(struct prefix_order *o,
                                       const struct prefix_item *last);
 

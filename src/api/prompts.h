@@ -15,9 +15,9 @@ struct prompts {
     char what[200];          /* a miss reason that tokenizing found, or "" */
 };
 
-/* Reads the prompts of p, which is a chat or a text completion. body: the source of p, whose
- * messages are freed as soon as the prompt's text is made; NULL: they stay. Returns 0, or -1
- * with *f. The caller deinits *out in both cases. */
+/* Reads the prompts of p, a chat or a text completion. `body` is the tree from which p was read:
+ * its messages are freed as soon as the prompt's text is made. With NULL they stay. Returns 0, or
+ * -1 with *f. The caller deinits *out in both cases. */
 int prompts_read(const struct client *c, struct gen_params *p, struct json *body,
                  struct prompts *out, struct fault *f);
 void prompts_deinit(struct prompts *ps);

@@ -32,8 +32,8 @@ enum {
     SHELF_NAME_BYTES = 256,
     SHELF_RECORD_BYTES = 4096,
     SHELF_MAX_FILES = 10000,
-    /* Above its share, a tenant's oldest finished batch is forgotten; above this, that of the
-     * tenant that has most batches. */
+    /* A tenant that exceeds its share loses its oldest finished batch. At this number of batches,
+     * the tenant with the most batches loses one. */
     SHELF_MAX_BATCHES = 1000,
     SHELF_MAX_METADATA = 16 << 10,
 };
@@ -90,9 +90,9 @@ bool batch_has_ended(const struct shelf_batch *b);
 struct seal;
 struct shelf;
 
-/* Creates the folder if it is missing. Returns ERR_BUSY if another process has the folder open.
- * seal encrypts all files; it must outlive the shelf; NULL: they are plain. Returns ERR_MISMATCH if
- * a record was written otherwise. */
+/* Opens a folder, which is created if it is missing. Returns ERR_BUSY if another process has it
+ * open. `seal` encrypts all files and must outlive the shelf; NULL: they are plain. Returns
+ * ERR_MISMATCH if a record was written with another seal. */
 int shelf_open(const char *folder, uint64_t max_bytes, const struct seal *seal,
                struct shelf **out, struct err *err);
 void shelf_close(struct shelf *s); /* NULL is allowed */
@@ -103,8 +103,8 @@ void shelf_close(struct shelf *s); /* NULL is allowed */
 void shelf_divide(struct shelf *s, int n_tenants, uint64_t tenant_bytes);
 /* Returns the bytes that the tenant may still add. */
 uint64_t shelf_room(struct shelf *s, const char *tenant);
-/* Sets the bytes of the answers that a batch has until now. They count against max_bytes, too,
- * until shelf_keep_answers makes files of them, also while the batch waits for its turn. */
+/* Sets the bytes of the answers that a batch has so far. They count against max_bytes until
+ * shelf_keep_answers makes files of them, also while the batch waits for its turn. */
 void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_bytes);
 /* Writes "FOLDER/ID", the path of a batch's answers. */
 void shelf_path(const struct shelf *s, const char *id, char *out, size_t n);

@@ -64,8 +64,8 @@ struct stack_opts {
     int (*check)(void *arg, const struct model *m, struct err *err);
     void *check_arg;
     struct spans *spans; /* receives the parts of the opening; NULL: not wanted */
-    /* What this stack shares with those of other models; borrowed. NULL: it shares nothing. Then a
-     * store made for truncated contexts is not possible. */
+    /* The store and all else that the stacks of several models share; borrowed. NULL: nothing is
+     * shared. A store that is made for truncated contexts cannot be shared. */
     struct stack_shared *shared;
 };
 

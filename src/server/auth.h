@@ -27,8 +27,7 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
 /* Returns the index, from 0, of the key that has this salt (auth_check); also 0 if there are no
  * keys. */
 int auth_tenant(const struct auth *a, const char *salt);
-/* Returns the index of the key whose salt has this text, from 0; -1 if there is no such key any
- * more. */
+/* Returns the index of the key with this salt, or -1 if no key has it any more. */
 int auth_find(const struct auth *a, const char *salt);
 /* Returns whether the key with this salt sees all counters: it is an administrator's key, or the
  * only key. */

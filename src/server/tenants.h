@@ -33,8 +33,8 @@ void tenants_destroy(struct tenants *t); /* NULL is allowed */
 void tenants_request(struct tenants *t, int tenant);
 /* notes that an answer was submitted */
 void tenants_begin(struct tenants *t, int tenant);
-/* Notes that an answer has ended. r: its result; NULL: it has none. missed: the result has a reason
- * why no more was found. */
+/* Notes that an answer has ended. r is its result, or NULL. `missed` says that the result has a
+ * reason why no more was found. */
 void tenants_end(struct tenants *t, int tenant, enum answer_end end,
                  const struct hcache_result *r, bool missed);
 /* Adds to the bytes of bodies that the tenant has in memory. Returns their sum. */

@@ -82,10 +82,10 @@ int stages_reserve(struct device *d, const size_t bytes[MAX_STAGES], struct err 
 struct stream *rank_stream(struct stream *s, int stage, int rank);
 void *rank_address(const struct device *d, const void *p, int rank);
 
-/* Sets out [n][n_ranks * c] on every rank to the `in` [n][c] of all ranks, side by side.  Numbers
- * are moved and never added, so every number of ranks gives the bits of one.  ld == cols, and both
- * have the same type; of one row, `in` may be the rank's own part of out.  Where there is one rank
- * it does nothing and need not be called.  Returns 0 or the stream's sticky error. */
+/* Sets out [n][n_ranks * c] on every rank to the `in` [n][c] of all ranks, side by side. Numbers
+ * are moved and never added, so every number of ranks gives the bits of one. Both matrices have ld
+ * == cols and one type. If n is 1, `in` may be the rank's own part of `out`. With one rank it does
+ * nothing and need not be called. Returns 0 or the stream's sticky error. */
 int all_gather(struct stream *s, struct mat out, struct mat in);
 
 /* Returns whether every rank of another process has the same files as `source`, which have

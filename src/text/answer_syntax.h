@@ -18,8 +18,8 @@
 
 /* The form of one call between `open` and `close`. */
 enum call_body {
-    /* {"name": "f", "arguments": {...}}: the members are name_key and arguments_key. name_key NULL:
-     * {"f": {...}}. is_list: several such objects stand in a list. */
+    /* {"name": "f", "arguments": {...}}, with name_key and arguments_key as the members' names. If
+     * name_key is NULL: {"f": {...}}. If is_list, the objects stand in a list. */
     CALL_OBJECT,
     /* NAME name_end {...} */
     CALL_JSON,

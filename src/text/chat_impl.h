@@ -40,8 +40,8 @@ struct chat_template {
     bool text_arguments;    /* arguments are JSON text; false: an object */
     bool short_ids;         /* ids of calls have exactly nine letters and digits */
     bool single_calls; /* a message with two calls is refused, or one of them is lost */
-    /* A text beside calls is shown, if it stands in the same message, or in a message before it. If
-     * both are false, either the text or the calls are lost. */
+    /* Text beside calls is shown: in the same message, or if it stands in a message before them. If
+     * both are false, the template loses the text or the calls. */
     bool text_beside_calls, text_before_calls;
     /* The template refuses a conversation without tools; a tool without a description. */
     bool needs_tools, needs_descriptions;
@@ -114,7 +114,7 @@ struct json *chat_order_results(const struct chat_template *t, const struct json
 /* Returns whether calls of that syntax can be written. */
 bool chat_writes(const struct call_syntax *s);
 /* Appends calls in the chat API's form, whose arguments are objects. Returns false if the syntax
- * cannot say one of them; then a part of the text may be appended. */
+ * cannot express a call; then some of the text may be appended. */
 bool chat_write_calls(struct textbuf *out, const struct call_syntax *s,
                       const struct json *calls, bool marked);
 

@@ -120,8 +120,8 @@ const int32_t *tokenizer_suppressed(const struct tokenizer *t, int *n);
  * no token has this text. */
 int32_t tokenizer_find(const struct tokenizer *t, const char *token);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
-/* Returns the longest special token of 3 to 79 bytes that the text begins with, and its bytes in
- * *len; -1: none. t NULL: there are no tokens. */
+/* Returns the longest special token of 3 to 79 bytes with which the text begins, and its size in
+ * *len. Returns -1 if there is none, or if t is NULL. */
 int32_t tokenizer_special_at(const struct tokenizer *t, const char *text, size_t n,
                              size_t *len);
 

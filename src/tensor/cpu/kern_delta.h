@@ -164,8 +164,8 @@ INLINE void delta_rows(const struct delta_run *u, int j, float *at, bool is_zero
     }
 }
 
-/* Takes all rows through the strips of n_vecs vectors from column j on, as far as there are whole
- * ones. Rows that are ahead leave no trace. Returns the column behind them. */
+/* Takes all rows through as many strips of n_vecs vectors as fit from column j on. Rows that are
+ * ahead leave no trace in the state. Returns the first column that is left. */
 INLINE int delta_strips(const struct delta_run *u, int j, int n_vecs, bool is_net,
                         bool has_out)
 {

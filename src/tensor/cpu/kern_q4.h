@@ -187,9 +187,9 @@ INLINE v16 add_k_block(v16 acc, v16 sum, const float *f)
     return v_fma(sum, v_set1(f[Q4_E]), acc);
 }
 
-/* Splits 64 bytes into their low and their high halves; those of mxfp4 become v(q) + 12, those of
- * iq4_nl and iq4_xs numbers like those of q8.  For q8 the two are the bytes at p and those of the
- * group that is four further on. */
+/* Splits 64 bytes into their low and their high halves. For mxfp4 these become v(q) + 12, and for
+ * iq4_nl and iq4_xs numbers of 8 bits. q8 has no halves: the two are the group at p and the group
+ * that is four further on. */
 INLINE void split(enum dtype t, const uint8_t *p, i8x4 *low, i8x4 *high)
 {
     static const uint8_t values[16] = {12, 13, 14, 15, 16, 18, 20, 24,
@@ -455,8 +455,8 @@ __attribute__((unused)) static void direct_stream(const struct quant_tile *t)
 
 /* --- many rows: a k-block of one panel widened ------------------------------------------------ */
 
-/* Calls F with a constant type whose widened blocks are like those of t. Those of q8, iq4_nl and
- * iq4_xs are alike. */
+/* Calls F with a type that is constant and has the same widened blocks as t: q8 stands for iq4_nl
+ * and iq4_xs, too. */
 #define OF_WIDENED(t, F, ...)                                                              \
     ((t) == DTYPE_Q4_0    ? F(DTYPE_Q4_0, __VA_ARGS__)                                     \
      : (t) == DTYPE_Q4_1  ? F(DTYPE_Q4_1, __VA_ARGS__)                                     \
