@@ -398,6 +398,7 @@ static int read_ahead(struct batch *b, struct err *err)
 
 /* --- sending ---------------------------------------------------------------------------------- */
 
+/* Copies the request that was taken last: the next one is chosen by what it shares with this. */
 static void remember_last(struct batch *b, const struct prefix_item *p)
 {
     b->last_ids = xrealloc(b->last_ids, ((size_t)p->n + 1) * sizeof(int32_t));
@@ -406,6 +407,7 @@ static void remember_last(struct batch *b, const struct prefix_item *p)
     b->last.tokens = b->last_ids;
 }
 
+/* Returns whether to try again later: the queue is full, or it is one of MAX_TRIES 503s. */
 static bool comes_again(const struct item *it, const struct fault *f)
 {
     bool is_full = f->status == 429;
@@ -428,6 +430,7 @@ static void fail_request(struct batch *b, struct item *it, const struct fault *f
     item_free(it);
 }
 
+/* Notes a request as in flight. */
 static void fly(struct batch *b, struct item *it)
 {
     GROW(b->flying, b->n_flying, b->cap_flying);

@@ -75,6 +75,7 @@ static void count(struct runner *r, const struct batch_counts *c)
     b->n_failed = (int64_t)c->n_failed;
 }
 
+/* Returns whether a batch of another tenant could run now. */
 static bool other_waits(struct runner *r)
 {
     struct shelf_batch *next = xcalloc(1, sizeof *next);
@@ -84,6 +85,7 @@ static bool other_waits(struct runner *r)
     return waits;
 }
 
+/* Returns whether the batch was cancelled meanwhile, and then takes over its status and times. */
 static bool is_cancelled(struct runner *r)
 {
     struct shelf_batch *b = xcalloc(1, sizeof *b);
@@ -156,6 +158,7 @@ static void hold(struct runner *r, int code, const char *why)
     shelf_hold_batch(r->o.shelf, &r->now, r->lost_bytes, code);
 }
 
+/* Makes the job one that runner_stop can stop; stops it at once if the runner is stopping. */
 static void set_job(struct runner *r, struct batch *job)
 {
     pthread_mutex_lock(&r->lock);

@@ -40,8 +40,7 @@ struct service {
     pthread_cond_t work;
     pthread_cond_t progress; /* for threads that wait for a ticket */
     bool has_thread, stopping;
-    /* Numbers of erasures: those that were reported, and those of them that the engine has learned
-     * of. */
+    /* Numbers of erasures: those that were reported, and those that the engine has learned of. */
     uint64_t forget_asked, forget_done;
     struct hcache_ticket *queue, **queue_end;
     struct hcache_ticket *live, *settling;
@@ -55,8 +54,7 @@ struct service {
 
 /* --- how long requests wait ------------------------------------------------------------------- */
 
-/* [lock] Updates held_s by a ticket whose sequence has finished: an average over some tens of
- * requests. */
+/* [lock] Updates held_s, an average over some tens of requests, by a finished sequence's ticket. */
 static void learn_held(struct service *s, const struct hcache_ticket *t)
 {
     if (t->state != TICKET_RUNNING)
@@ -352,8 +350,7 @@ static void service_step(struct service *s)
     end_finished(s);
 }
 
-/* Notes that settling tickets may have settled. Called on the saver's writer, with its lock
- * held. */
+/* Notes that settling tickets may have settled. The saver calls it with its lock held. */
 static void on_commit(void *arg)
 {
     struct service *s = arg;

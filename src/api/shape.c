@@ -553,8 +553,7 @@ static double mean_logprob(const struct choice *ch)
     return n > first ? sum / (double)(n - first) : 0;
 }
 
-/* Returns whether an answer is among those that are sent: fewer than n_best of its prompt's answers
- * are better. */
+/* Returns whether an answer is sent: fewer than n_best of its prompt's answers are better. */
 static bool is_sent(struct generation *g, struct choice *ch)
 {
     int n = (int)g->params.n, group = ch->index / n * n, rank = 0;

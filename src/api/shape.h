@@ -64,8 +64,7 @@ struct generation {
     /* For a stream: whether its first event was written, and whether its last event was. */
     bool has_begun, is_over;
     bool is_kept; /* the dialect's keep was called, with or without success */
-    /* The conversation's text and tokens. If text is NULL, the conversation's answers are not
-     * remembered. */
+    /* The conversation's text and tokens. If text is NULL, its answers are not remembered. */
     struct prompt_text text;
     struct prompt_ids prompt;
     int n;

@@ -78,8 +78,7 @@ struct shelf_batch {
     uint64_t growing_bytes, wants_bytes;
     int64_t held_ns; /* time at which the batch began to wait for room (clock_now_ns) */
     int held_code;   /* the code of the bound that it met; 0: it does not wait for room */
-    /* JSON text of an object; "": there is none. It never changes. The shelf's memory ends behind
-     * the text. */
+    /* JSON text of an object, or "". It never changes. The shelf's memory ends behind the text. */
     char metadata[SHELF_MAX_METADATA];
 };
 
@@ -124,9 +123,8 @@ int shelf_open_input(struct shelf *s, const char *id, char *path, size_t n, int 
                      struct err *err);
 const struct seal *shelf_seal(const struct shelf *s);
 /* Overwrites and deletes a file. Returns ERR_BUSY while an unfinished batch or a caller of
- * shelf_read_file reads it. After an error the file is as before. After 0 it is gone; if
- * *is_pending, its bytes are not overwritten yet, for the reason in *err, and the next start does
- * it. */
+ * shelf_read_file reads it. After an error the file is as before. After 0 it is gone. If
+ * *is_pending, its bytes could not be overwritten (*err says why), and the next start does it. */
 int shelf_delete_file(struct shelf *s, const char *tenant, const char *id, bool *is_pending,
                       struct err *err);
 

@@ -306,8 +306,7 @@ static int visit_record(struct shelf *s, const char *name, struct err *err)
     return n > 0 && strcmp(name + n, ".json") == 0 ? load_record(s, name, err) : 0;
 }
 
-/* Erases files that an earlier process left, unfinished or not erased. Files of the user have other
- * names. */
+/* Erases what an earlier process left, unfinished or not erased. Other names are the user's. */
 static int visit_rest(struct shelf *s, const char *name, struct err *not_used)
 {
     char record[300];

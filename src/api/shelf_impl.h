@@ -38,9 +38,8 @@ int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct 
 int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struct err *err);
 /* Overwrites and removes a file. A missing file is no error. */
 int shelf_erase(struct shelf *s, const char *name, struct err *err);
-/* Takes the record of the id away, durably: it is renamed to ID.json.new, which the next start
- * erases, and so are bytes without a record. Then erases it. A failure of the erasing is only
- * logged. */
+/* Takes the record of the id away, durably: renames it to ID.json.new, which the next start erases
+ * with the bytes. Then erases it. Only logs a failure of the erasing. */
 int shelf_drop_record(struct shelf *s, const char *id, struct err *err);
 int shelf_sync(struct shelf *s, struct err *err); /* makes removals of files durable */
 

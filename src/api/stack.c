@@ -515,8 +515,7 @@ static bool is_outdated(const struct platform *p, const struct platform *now)
     return profile_is_disturbed(p) && strcmp(p->date, now->date) != 0;
 }
 
-/* Loads the cached profile, or measures a new one. The cache lies beside the state that it
- * describes. */
+/* Loads the cached profile, or measures a new one. The cache lies beside the state. */
 static int open_profile(struct stack *k, struct model_work *work, struct stream *s,
                         struct err *err)
 {

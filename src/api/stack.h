@@ -90,8 +90,7 @@ struct stack {
     struct io_turn turn;
     bool owns_io, profile_changed;
     bool is_dram_auto; /* the user's dram_bytes was HCACHE_DRAM_AUTO */
-    /* Size of the store in memory that truncated contexts use if there is no other store; 0: there
-     * is none. */
+    /* Size of the store in memory that truncated contexts use without another store; 0: none. */
     uint64_t window_store_bytes;
     int batch_rows, step_rows;
     int most_guesses; /* engine_opts */

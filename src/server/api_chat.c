@@ -1,6 +1,5 @@
-/* api_chat.c - POST /v1/chat/completions and POST /v1/completions: the next message, or the
- * continuation of a prompt. requests/ reads, generates and answers; this file is the way in from
- * HTTP. */
+/* api_chat.c - POST /v1/chat/completions and POST /v1/completions: the way in from HTTP. The code
+ * that reads, generates and answers is in src/api. */
 #include "server/call.h"
 
 #include "api/prompts.h"

@@ -91,8 +91,7 @@ struct form {
     bool no_memory;
 };
 
-/* Sets the file's name, cut before the first byte that is not valid UTF-8: a record can hold
- * nothing else. */
+/* Sets the file's name, cut at the first byte that is not UTF-8, which no record can hold. */
 static void set_name(struct form *form, const char *name)
 {
     snprintf(form->name, sizeof form->name, "%s", name);

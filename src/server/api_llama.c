@@ -290,9 +290,8 @@ void api_llama_infill(struct call *c)
 
 /* --- chats without an answer ------------------------------------------------------------------ */
 
-/* Reads a chat and makes its prompt. Returns false if the chat was refused, and then has answered
- * the call. If `plain`, special tokens in messages get no guards, so that people can read the
- * prompt. */
+/* Reads a chat and makes its prompt. Returns false if it has refused the call. If `plain`, special
+ * tokens in messages get no guards, so that people can read the prompt. */
 static bool read_chat(struct call *c, bool plain, struct prompts *ps)
 {
     struct gen_params p;

@@ -824,8 +824,7 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
     event("error", api_messages_fault(f), out);
 }
 
-/* Pins the marked state. A pin that cannot be set harms no answer: the state is only evicted
- * earlier. */
+/* Pins the marked state. A failure harms no answer: the state is only evicted earlier. */
 static int keep(struct generation *g, struct fault *f)
 {
     const struct message *m = g->own;
@@ -857,8 +856,7 @@ static const struct dialect messages = {.answer = answer,
 
 /* --- the routes ------------------------------------------------------------------------------- */
 
-/* Reads the request and its prompt. Returns false if the request was refused; then it is
- * answered. */
+/* Reads the request and its prompt. Returns false if it has refused the call. */
 static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
                         struct dialog_text *d, struct prompt_ids *prompt,
                         struct prompt_text *text, char *what)

@@ -165,8 +165,8 @@ static pid_t start(const char *program, int in, int out)
 
 /* --- its text --------------------------------------------------------------------------------- */
 
-/* Reads until the end, the deadline, or one byte more than the most text. Returns whether the end
- * was reached. */
+/* Reads up to the end, the deadline, or MAX_TEXT_BYTES and more. Returns whether it reached the
+ * end. */
 static bool read_text(int fd, int64_t until_ns, struct textbuf *out)
 {
     char piece[1 << 14];

@@ -538,8 +538,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
     return 0;
 }
 
-/* Takes the time to live from a conversation's metadata, in seconds. The request's own value has
- * priority. */
+/* Takes the time to live, in seconds, from a conversation's metadata if the request has none. */
 static void take_ttl(const struct conversation *v, struct gen_params *p)
 {
     struct json *metadata = NULL;
@@ -588,8 +587,7 @@ static int find_parent(struct call *c, struct gen_params *p, struct response *r,
 /* The text that a custom tool takes is a parameter of this name. */
 #define CUSTOM_INPUT "input"
 
-/* Returns the schema of a custom tool's arguments: its text, which a regular expression may
- * restrict. */
+/* Returns the schema of a custom tool's arguments: a text, which must match `regex` (or NULL). */
 static struct json *custom_parameters(const struct json *regex)
 {
     struct json *v = json_new_object(), *properties = json_new_object(),

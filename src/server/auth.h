@@ -24,13 +24,11 @@ void auth_destroy(struct auth *a);
  * match. */
 bool auth_check(const struct auth *a, const char *authorization, const char **salt);
 
-/* Returns the index, from 0, of the key that has this salt (auth_check); also 0 if there are no
- * keys. */
+/* Returns the index of the key that has this salt (auth_check), or 0 if there are no keys. */
 int auth_tenant(const struct auth *a, const char *salt);
 /* Returns the index of the key with this salt, or -1 if no key has it any more. */
 int auth_find(const struct auth *a, const char *salt);
-/* Returns whether the key with this salt sees all counters: it is an administrator's key, or the
- * only key. */
+/* Returns whether this salt's key sees all counters: it is an administrator's, or the only key. */
 bool auth_sees_all(const struct auth *a, const char *salt);
 
 #endif

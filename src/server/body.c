@@ -31,9 +31,8 @@ static void give(struct server *s, const char *salt, uint64_t n)
         (void)tenants_body(s->tenants, auth_tenant(s->auth, salt), -(int64_t)n);
 }
 
-/* Counts n bytes for this call. Returns false, and counts none, if they are too many: all bodies
- * exceed max_bodies_bytes together, and the bodies of this key exceed its share and the size of one
- * body. */
+/* Counts n bytes for this call. Returns false, and counts none, if all bodies would exceed
+ * max_bodies_bytes and this key's would exceed its share and the size of one body. */
 static bool take(struct call *c, uint64_t n)
 {
     struct server *s = c->s;
@@ -109,8 +108,7 @@ int body_check(const struct call *c, struct fault *f)
 
 /* --- parsing into values ---------------------------------------------------------------------- */
 
-/* Counts the memory that the values will take, before they are built. Returns 0, or -1 with *f if
- * it is too much. */
+/* Counts the memory of the values before they are built. Returns 0, or -1 with *f for too much. */
 static int reserve(struct call *c, size_t cost, struct fault *f)
 {
     if (cost > c->body.n + BODY_FREE_BYTES)

@@ -15,8 +15,7 @@ enum { BODY_FREE_BYTES = 16 << 20 };
 enum MHD_Result body_add(struct call *c, const char *bytes, size_t n);
 /* Returns 0 if the whole body was taken, or -1 with *f. */
 int body_check(const struct call *c, struct fault *f);
-/* Returns the name of the model in a body that is not parsed yet, from malloc; NULL: it names
- * none. */
+/* Returns the model that an unparsed body names, from malloc, or NULL if it names none. */
 char *body_model(const struct call *c);
 /* Frees the body. A large one is freed by the text worker. */
 void body_release(struct call *c);

@@ -65,8 +65,7 @@ struct server {
     int64_t created_s;
     /* Change of the clock that was logged last, in seconds; only the tidying thread uses it. */
     int64_t clock_set_by_s;
-    /* Time of the next search for idle chunks, seconds since 1970; only the tidying thread uses
-     * it. */
+    /* Second since 1970 at which idle chunks are searched next; only the tidying thread uses it. */
     int64_t next_idle_s;
     /* time of the next advice (clock_now_ns); only the tidying thread uses it */
     int64_t next_advice_ns;
@@ -77,8 +76,7 @@ struct server {
     atomic_bool said_idle;    /* logged that idle chunks cannot be evicted */
     atomic_bool said_answers; /* logged that old answers cannot be overwritten */
     atomic_bool said_owed;    /* logged that erased state cannot be overwritten */
-    /* The model; of several models, their store (models_store). NULL: the first model is still
-     * loading. */
+    /* The model; with several models their store (models_store). NULL until it is loaded. */
     _Atomic(struct hcache *) h;
     struct models *models;            /* NULL: there is one model. Borrowed, as served. */
     const struct model_names *served; /* [n_served] names of the models */
@@ -169,8 +167,7 @@ int server_n_early(struct server *s);
 struct client call_client(struct call *c);
 /* Returns the call to which a generation belongs. */
 struct call *call_of(const struct generation *g);
-/* Starts a generation of the call (generation.h). If it cannot start, the call's answer is the
- * fault. */
+/* Starts a generation of the call (generation.h). If it fails, answers the call with the fault. */
 void call_generate(struct call *c, const struct dialect *dialect, void *own,
                    const struct gen_params *p, struct prompt_ids *prompts, int n_prompts,
                    struct prompt_text *text, const char *what);

@@ -26,8 +26,7 @@ struct head {
 
 /* Adds one header. value NULL: the header has no value. */
 void head_add(struct head *h, const char *name, const char *value);
-/* Returns 0, or -1 with the reason in *f. After -1 the caller refuses the request and closes its
- * connection. */
+/* Returns 0, or -1 with *f. Then the caller refuses the request and closes its connection. */
 int head_check(const struct head *h, uint64_t max_body_bytes, struct fault *f);
 /* Returns whether a URL's path belongs to a route. In a route, "{id}" stands for any text without a
  * slash, and "{*id}" at its end for any text. Behind an id at the end, the path may have a slash. */

@@ -244,8 +244,7 @@ void call_done(struct call *c)
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Puts the call to sleep. Returns false if there was news in the meantime; then the caller must
- * look again. */
+/* Puts the call to sleep. Returns false if there is news: then the caller must look again. */
 static bool call_sleep(struct call *c)
 {
     pthread_mutex_lock(&c->lock);
@@ -315,8 +314,7 @@ static enum MHD_Result send_answer(struct call *c)
     return send_response(c, r);
 }
 
-/* Wakes a stream, so that it sends a comment. Called when the stream has been silent for a
- * while. */
+/* Wakes a stream that has been silent for a while, so that it sends a comment. */
 static void keep_alive(void *arg)
 {
     struct call *c = arg;
@@ -524,8 +522,7 @@ bool call_wait_early(struct call *c)
     return true;
 }
 
-/* Lets a call that needs the model wait for it. Returns false if the model is there or too many
- * calls wait. */
+/* Lets a call wait for the model. Returns false if the model is there or too many calls wait. */
 static bool wait_for_model(struct call *c)
 {
     struct server *s = c->s;
@@ -699,8 +696,7 @@ static void on_connection(void *arg, struct MHD_Connection *m, void **context,
     }
 }
 
-/* Called when the request line has arrived. From now on the rest of the request must follow in
- * time. */
+/* Called when the request line has arrived. Now the rest must follow in time. */
 static void *on_uri(void *arg, const char *uri, struct MHD_Connection *m)
 {
     struct server *s = arg;

@@ -28,8 +28,7 @@ int keep_pin(struct call *c, const struct hcache_context *context, int64_t until
 /* Name of the member of a conversation's metadata that gives the time to live of its responses'
  * state. */
 #define KEEP_TTL_NAME "cache_ttl"
-/* Reads seconds as decimal digits, at most HCACHE_MAX_CACHE_TTL_S. Returns false for any other
- * text. */
+/* Reads decimal seconds, at most HCACHE_MAX_CACHE_TTL_S. Returns false for any other text. */
 bool keep_ttl(const char *text, int64_t *ttl_s);
 
 /* Guarantees the state of a context until the given time, once everything computed before is

@@ -99,8 +99,7 @@ static bool read_origin(const char *origin, struct authority *a, bool *is_tls)
 
 /* --- rules ------------------------------------------------------------------------------------ */
 
-/* Returns whether the text is SCHEME://ANYTHING without a path, for applications with a scheme
- * of their own. */
+/* Returns whether the text is SCHEME://ANYTHING without a path, as some applications send. */
 static bool is_other_origin(const char *text)
 {
     const char *name = strstr(text, "://");

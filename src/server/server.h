@@ -78,8 +78,7 @@ struct server_opts {
 
 int server_start(const struct server_opts *o, struct server **out, struct err *err);
 int server_port(const struct server *s);
-/* Sets where conversations are kept; call it before server_ready. Borrowed. Without this call none
- * are kept. */
+/* Sets where conversations are kept, before server_ready. Borrowed. By default none are kept. */
 void server_keep(struct server *s, struct conversations *c);
 /* Sets where files and batches are kept; call it before server_ready. Borrowed. Without this call
  * there are none. n_sequences: answers of batches that are generated at once. */

@@ -18,8 +18,7 @@ struct tenant_counts {
     /* prompt tokens: found on the device, restored, computed */
     uint64_t device_tokens, restored_tokens, computed_tokens;
     uint64_t generated_tokens, restored_bytes;
-    /* n_restores: answers with restored state; n_misses: answers with a reason why no more was
-     * found. */
+    /* answers with restored state; answers with a reason why no more was restored */
     uint64_t n_restores, n_misses;
     uint64_t body_bytes; /* memory of the bodies of its requests, now */
 };

@@ -25,8 +25,8 @@ int watcher_create(int max_watches, int pressed_idle_s, struct watcher **out,
                    struct err *err);
 void watcher_destroy(struct watcher *w); /* Every watch must have ended before. */
 
-/* Begins to watch a socket; a request must begin within `seconds`. Returns NULL if there is no
- * place. */
+/* Begins to watch a socket: a request must begin within `seconds`. Returns NULL if all places are
+ * used. */
 struct watch *watch_begin(struct watcher *w, int socket, int seconds);
 void watch_end(struct watch *w); /* NULL is allowed here and in all functions below */
 

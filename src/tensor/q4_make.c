@@ -61,6 +61,7 @@ static struct made made_of(const float *w, float d, float m)
     return b;
 }
 
+/* Returns the best approximation of a block whose weights lie in [least, most]. */
 static struct made make_block(const float *w, float least, float most)
 {
     struct made best = made_of(w, (most - least) / 15, least);

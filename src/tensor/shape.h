@@ -178,8 +178,7 @@ static inline void delta_advance(const struct kv_layer *states, const struct rag
     }
 }
 
-/* Checks the arguments of checksum: any stream but a copy stream; the device reads 16 bytes at a
- * time. */
+/* Checks checksum's arguments. No copy stream can run it; the device reads 16 bytes at a time. */
 static inline void check_checksum(const struct stream *s, const void *first, size_t stride,
                                   int n)
 {

@@ -30,8 +30,7 @@ enum dtype {
     DTYPE_IQ4_NL, /* 4-bit places in a table, with a scale per block of 32 */
     DTYPE_IQ4_XS, /* the same with scales of two levels, per 32 and per 256 */
     DTYPE_BF16R,  /* bf16 numbers whose products round activations to bf16 */
-    /* Not a type of one matrix: a model whose matrices each have q8 or one of the block types
-     * above. */
+    /* Not a type of a matrix: the matrices of such a model have q8 or a block type above. */
     DTYPE_Q4,
 };
 
@@ -49,8 +48,7 @@ static inline size_t dtype_bytes(enum dtype t)
 const char *dtype_name(enum dtype t);               /* "f32", "q8", "q4_1", ... */
 int dtype_parse(const char *name, enum dtype *out); /* 0 or ERR_USAGE; f32, f16, bf16 */
 
-/* Convert single numbers, with rounding to nearest even. A NaN stays a NaN. Used by ref and by
- * tests. */
+/* Convert single numbers, rounded to nearest even. A NaN stays a NaN. For ref and for tests. */
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
 float bf16_to_f32(uint16_t h);

@@ -184,6 +184,7 @@ static size_t search(struct answer *a, enum form_tag tag, size_t *end)
 }
 
 /* The text up to the end of the answer does not have what the state needs. */
+/* Waits for the rest of a call. If the answer has ended, none comes, and the call is text. */
 static bool wait_or_fail(struct answer *a)
 {
     if (!a->is_final)
@@ -256,6 +257,7 @@ static bool after_thought(struct answer *a)
 /* --- text ----------------------------------------------------------------------------- */
 
 /* Begins a call whose opening tag is in[from, end). */
+/* Begins the call whose opening tag is in[from, end). */
 static bool open_call(struct answer *a, size_t from, size_t end)
 {
     static bool (*const states[])(struct answer *) = {
@@ -516,6 +518,7 @@ static bool read_object(struct answer *a, size_t end)
     return good && a->name.n > 0 && tools_have(a->tools, a->name.p);
 }
 
+/* Adds the call that was read as a part. What follows it no longer depends on it. */
 static void finish_call(struct answer *a)
 {
     add_call(a, a->name.p, a->arguments.p, a->arguments.n);
@@ -714,6 +717,7 @@ static bool braces(struct answer *a)
 }
 
 /* Reads the list of calls in[at, end). */
+/* Reads the list of calls in[at, end). An element that is no call of an offered tool is text. */
 static void read_python(struct answer *a, size_t end)
 {
     size_t at = a->at + 1;
@@ -765,6 +769,7 @@ static bool python(struct answer *a)
 
 /* --- the end of a call ---------------------------------------------------------------- */
 
+/* Goes on behind a call: to the section's next call, or to text. */
 static bool next(struct answer *a)
 {
     a->from = a->at;

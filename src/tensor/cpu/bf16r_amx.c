@@ -27,8 +27,7 @@ static bool runs_here(void)
            (d & AMX_BF16) != 0;
 }
 
-/* Configures the tiles. 0 to 3: sums of n_rows rows; 4 and 5: rows of x; 6 and 7: blocks of
- * weights. */
+/* Configures the tiles: 0 to 3 for sums of n_rows rows, 4 and 5 for x, 6 and 7 for weights. */
 static void tiles_configure(int n_rows)
 {
     uint8_t n = (uint8_t)n_rows;

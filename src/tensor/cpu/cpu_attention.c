@@ -69,6 +69,8 @@ static void run_tile(const struct attn_job *j, int seq, int row0, int row1, int 
         j->k->attention(&t);
 }
 
+/* Takes tiles. An item counts through groups of kv heads, in them through sequences from the last
+ * one on, and in these through tiles from the last one on. */
 static void run_items(void *arg, int thread_idx, int n_threads)
 {
     struct attn_job *j = arg;

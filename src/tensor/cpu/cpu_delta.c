@@ -16,6 +16,8 @@ struct delta_job {
     struct items items;
 };
 
+/* Runs j->run for one head of one sequence after another: over its rows, or, if j->counting, over
+ * the kept rows that count. */
 static void run_items(void *arg, int thread_idx, int n_threads)
 {
     struct delta_job *j = arg;

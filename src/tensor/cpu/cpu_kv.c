@@ -83,6 +83,7 @@ static bool span_next(const struct ragged *r, struct span *sp)
     return true;
 }
 
+/* Returns where n_heads heads from `head` on of a span of tokens are read, rotated and written. */
 static struct kv_run run_of(const struct kv_job *j, struct span sp, int head, int n_heads)
 {
     const struct kv_layer *kv = j->kv;

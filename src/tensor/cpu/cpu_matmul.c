@@ -148,6 +148,7 @@ static void pack_activations(void *arg, int64_t begin, int64_t end)
     }
 }
 
+/* Returns the tile of an item. Items go through the tiles of rows of one group of panels first. */
 static struct mm_tile tile_at(const struct mm_job *job, long item, int thread_idx)
 {
     const struct weight *w = job->w;

@@ -27,6 +27,7 @@ static size_t scale_bytes(enum dtype t)
     return t == DTYPE_MXFP4 ? 1 : 2;
 }
 
+/* Returns where a block of a row lies in its panel: its numbers and its scales (q4.h). */
 static struct place place_of(const struct weight *w, int64_t row, int64_t block)
 {
     int64_t kb = block * Q4_BLOCK / MATMUL_K_BLOCK * MATMUL_K_BLOCK,

@@ -131,6 +131,7 @@ static int numbers_of(const float *logits, int n)
     return n_numbers;
 }
 
+/* Chooses a row's token by the rules of ops.sample. c has room for all candidates. */
 static int32_t choose(const struct cpu_kernels *k, const float *logits, int n_vocab,
                       const struct sample_row *o, struct candidate *c)
 {

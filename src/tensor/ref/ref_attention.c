@@ -63,6 +63,7 @@ static void block_scores(float *score, const struct row_state *row,
     }
 }
 
+/* Adds the keys of one block that the row sees to the row's state. */
 static void attend_block(struct row_state *row, const struct kv_layer *kv,
                          struct key_range keys, float cap)
 {

@@ -64,6 +64,7 @@ static void advance(const struct delta_rule *d, float *s, const float *q, const 
     }
 }
 
+/* Takes one token through the state, in place; out NULL: its output is not wanted. */
 static void take_row(const struct delta_rule *d, uint8_t *state, float *in, float *out)
 {
     const float *beta = in, *a = in + d->n_v;
