@@ -107,8 +107,8 @@ int64_t matrix_rows(const struct matrix_types *t, const struct model_config *c, 
 }
 
 /* Sets the type of a matrix for one more of its tensors.  The type becomes `want`. It becomes q8 if
- * an earlier tensor of the matrix wanted another type, or if `want` does not fit.  *seen: the
- * matrix already has a tensor. */
+ * an earlier tensor of the matrix wanted another type, or if `want` does not fit.  *seen tells
+ * whether there was an earlier tensor, and becomes true. */
 static void choose(enum dtype *at, enum dtype want, bool fits, bool *seen)
 {
     bool agrees = !*seen || *at == want;

@@ -64,8 +64,8 @@ void image_bind(const struct image *im, const struct image_shape *s, const struc
 /* Returns the present address of a slot of w or *l, on rank 0. */
 const void *image_source(enum slot slot, struct weights *w, struct layer_weights *l);
 
-/* Writes the name of the layout that devices need to use an image: "cpu 1, 2 ranks". s is a stream
- * of a device with this layout. */
+/* Writes the name of the layout that a device needs to use an image: "cpu 1", or "cpu 1, rows of 2
+ * ranks". s is a stream of a device with this layout. */
 void image_layout_name(struct stream *s, char *out, size_t n);
 
 static inline enum image_kind image_kind_of(enum slot s, const struct model_config *c)

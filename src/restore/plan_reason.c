@@ -39,6 +39,7 @@ static bool kv_dominates(const struct plan_request *q, double *bytes_ratio)
     return any;
 }
 
+/* Returns whether a layer has KV records if `kv`, else hidden states that are read. */
 static bool has_any(const struct plan_request *q, bool kv)
 {
     for (int i = 0; i < q->n_layers; i++)

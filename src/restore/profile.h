@@ -23,8 +23,8 @@ enum profile_effort {
 
 /* --- the file --- */
 
-/* Names this machine and model in *p (platform_check compares them). All other fields become
- * zero. */
+/* Initialises *p (platform_init), and sets the names of this machine and model, which
+ * platform_check compares, the date, and the sizes of the model and the device group. */
 void profile_begin(struct platform *p, const struct model *m,
                    const struct sha256 *fingerprint);
 /* Returns whether other work took the processors away during the measurement. Such a profile is
@@ -71,8 +71,8 @@ struct profile_source {
 };
 
 /* Measures the latency, the time per record and the bandwidth of reading these records, through the
- * path that restores use; a full profile also measures the bandwidth by queue depth. t->name is not
- * changed. */
+ * path that restores use, and of their copies up (profile_copies). A full profile takes more rounds
+ * of samples. t->name is not changed. */
 int profile_tier(struct platform_tier *t, const struct model *m,
                  const struct profile_source *from, enum profile_effort effort,
                  struct err *err);

@@ -26,8 +26,8 @@ enum {
 
 /* A sample ends when its records are read. After this time no more reads are submitted. */
 #define SAMPLE_NS 100000000
-/* No further round of samples of a tier, or of samples of queue depths, begins after this time. A
- * slow device gets few samples, which are enough to show that it is slow. */
+/* No further round of samples of a tier begins after this time. A slow device gets few samples,
+ * which are enough to show that it is slow. */
 #define TIER_NS 3000000000
 
 /* --- a queue that is kept full ---------------------------------------------------------------- */
