@@ -787,8 +787,8 @@ static void append_exact(double x, struct textbuf *out)
     textbuf_add(out, text, strlen(text));
 }
 
-/* Appends the tree on one line, with jansson's separators and with raw values. exact: reals keep
- * all digits; otherwise 15. */
+/* Appends the tree on one line, with jansson's separators and with raw values. With `exact` reals
+ * keep all digits; otherwise 15. */
 static void append_with_raw(json_t *j, bool exact, struct textbuf *out)
 {
     const char *key, *between = "";

@@ -21,8 +21,8 @@ int json_scan(char *text, size_t n,
               bool (*ignores)(const void *arg, const char *name, size_t n_name),
               const void *arg, const char *file, size_t *cost, struct err *err);
 
-/* Returns the text of a member of the outermost object, from malloc; NULL: there is no such member,
- * it is no text, or the text is not JSON up to the member's end. */
+/* Returns the string value of a member of the outermost object, from malloc. Returns NULL if there
+ * is no such member, it is no string, or the text is not JSON up to the member's end. */
 char *json_find_text(const char *text, size_t n, const char *name);
 /* Finds a member of the outermost object: text[*at, *at + *len) is its value as it is written.
  * Returns false if there is none. */

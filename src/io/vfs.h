@@ -29,8 +29,8 @@ struct seal;
  * read_only: every file is opened for reading only, so a medium that cannot be written is
  * enough. A missing log counts as empty. */
 int vfs_register(struct io *io, const char *name, bool read_only, struct err *err);
-/* Encrypts the files of a VFS (seal_file.h, in place) from now on; NULL: none. No file may be open.
- * The seal must outlive the registration. */
+/* Encrypts the files of a VFS (seal_file.h, in place) from now on, unless seal is NULL. No file may
+ * be open. The seal must outlive the registration. */
 void vfs_use_seal(const char *name, const struct seal *seal);
 /* Unregisters the VFS. All connections that use it must be closed. An unknown name is allowed. */
 void vfs_unregister(const char *name);

@@ -29,8 +29,8 @@ struct repack_counts {
 int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
                 struct err *err);
 void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
-/* Looks at the next chunk, and packs it if it is not packed. *more: there are more chunks. When
- * there are no more, all is committed. Returns 0 or the store's error. */
+/* Looks at the next chunk, and packs it if it is not packed. *more gets whether others follow. When
+ * none does, all is committed. Returns 0 or the store's error. */
 int repack_step(struct repack *r, bool *more, struct err *err);
 void repack_counts(const struct repack *r, struct repack_counts *out);
 

@@ -150,8 +150,8 @@ struct chunk_id {
     bool yields;
 };
 
-/* Makes an empty catalog. has_window: the catalog keeps the waiting requests' chunks, even if the
- * policy does not look at them. */
+/* Makes an empty catalog. With has_window it keeps the waiting requests' chunks, even if the policy
+ * does not look at them. */
 void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window);
 /* Makes room for this many nodes at once. Growing step by step would visit all nodes each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);
@@ -168,7 +168,7 @@ static inline uint64_t extent_bytes(const struct extent *x)
 void catalog_prefetch_chain(const struct catalog *c, const struct sha256 *key);
 void catalog_prefetch_node(const struct catalog *c, const struct sha256 *key);
 struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *key);
-/* Returns the node whose place.id is `id`; NULL: there is none. */
+/* Returns the node whose place.id is `id`, or NULL. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id);
 /* Finds or adds the node of a key, and links it to its parent's node, which is added too if
  * missing. Returns ERR_LIMIT after 65,535 different fingerprints, or 65,535 owners. */

@@ -82,8 +82,8 @@ static void wait_for_room(struct store *s, const struct taking *t, struct store_
                                  .n_owed = (uint64_t)t->n - out->n_busy};
 }
 
-/* Erases keys[0..n); if that fails, notes what is still owed. owner: the owner of all keys[], if
- * this is an owner's erase; else NULL. */
+/* Erases keys[0..n). If that fails, notes what is still owed. `owner` is the owner of all keys[] in
+ * an owner's erase; else NULL. */
 static int erase_or_owe(struct store *s, const struct sha256 *keys, int n,
                         const uint64_t *owner, struct store_erased *out, struct err *err)
 {

@@ -26,7 +26,7 @@ void expiry_deinit(struct expiry *x);
 void expiry_set(struct expiry *x, struct chunk_node *n, uint32_t at_s);
 /* Removes a node's entry, if it has one. */
 void expiry_clear(struct expiry *x, struct chunk_node *n);
-/* Returns the first entry; NULL: there is none. */
+/* Returns the first entry, or NULL if there is none. */
 const struct expiry_entry *expiry_first(const struct expiry *x);
 
 #endif

@@ -32,7 +32,7 @@ struct home {
     int64_t stuck_ns; /* as in store_opts */
     uint8_t uuid[STORE_UUID_BYTES];
     struct seal *seal;         /* NULL: the store is not encrypted */
-    struct owner_keys *owners; /* NULL likewise */
+    struct owner_keys *owners; /* NULL: the store is not encrypted */
     struct home_file superblock[STORE_MAX_DEVICES], index;
 };
 

@@ -46,9 +46,9 @@ struct placement_trial {
 void placement_trial_init(struct placement_trial *t);
 /* Notes a use by the request `lot`, sampled or not. All uses of a request follow one another. */
 void placement_trial_use(struct placement_trial *t, uint64_t lot);
-/* Notes that the present use is one of the content in `slot`. was_known: the slot had this content
- * before. until: the time until which `ours` holds it. room: number of slots that a cache holds;
- * HUGE_VAL: the tier has not been full yet. */
+/* Notes that the present use is one of the content in `slot`. was_known says whether the slot had
+ * this content before, `until` is the time until which `ours` holds it, and `room` the number of
+ * slots that a cache holds: HUGE_VAL if the tier has not been full yet. */
 void placement_trial_sampled(struct placement_trial *t, uint32_t slot, bool was_known,
                              uint32_t until, double room);
 /* Notes that the slot is free now. */

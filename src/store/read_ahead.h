@@ -90,8 +90,9 @@ enum read_ahead_next read_ahead_choose(struct read_ahead_queue *l,
                                        struct read_ahead_want **w, int *at);
 /* Notes that the fetch of the want's chunk begins. */
 void read_ahead_begin(struct read_ahead_want *w, int at);
-/* Notes the end of the fetch that read_ahead_begin announced. is_good: the chunk is in memory now;
- * otherwise the want fails. is_whole: no part of chunk w->at is left to fetch. */
+/* Notes the end of the fetch that read_ahead_begin announced. is_good says whether the chunk is in
+ * memory now; if not, the want fails. is_whole says whether nothing of chunk w->at is left to
+ * fetch. */
 void read_ahead_end(struct read_ahead_want *w, bool is_good, bool is_whole);
 /* Call when the policy's victim is dropped from memory. */
 void read_ahead_dropped(struct read_ahead_queue *l, const struct placement_item *victim);

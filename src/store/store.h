@@ -249,7 +249,7 @@ struct store_chunk {
     /* Result of store_epoch when the request that computes the chunk began; 0: the chunk belongs to
      * no request. */
     uint64_t epoch;
-    /* Key of the chunk that the same request computed just before; NULL: that is the parent. */
+    /* Key of the chunk that the same request computed just before; NULL if that is `parent`. */
     const struct sha256 *follows;
     struct store_use use;
     /* The records are all that the stored chunk has, in another form (packed), and replace it: one
@@ -605,8 +605,8 @@ static inline bool store_read_is_in_dst(const struct store_read *read)
     return read->bytes >= dst && read->bytes < dst + MAX(read->dst_bytes, 1);
 }
 
-/* Returns the room at dst with which every record of at most n_bytes is read. s NULL: as for a
- * store that is not encrypted. */
+/* Returns the room at dst with which every record of at most n_bytes can be read. With s NULL the
+ * store counts as not encrypted. */
 size_t store_read_room(const struct store *s, size_t n_bytes);
 
 /* As seal_open_bytes_per_s; 0: the store is not encrypted. */

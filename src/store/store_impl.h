@@ -279,7 +279,7 @@ bool store_is_unwritable(struct store *s);
 /* [lock] Returns 0, or the code of the error that keeps this store from saving. */
 int store_can_save(struct store *s, struct err *err);
 
-/* Returns the n-th LIVE extent of a pinned chunk; NULL: there are no more. */
+/* Returns the n-th LIVE extent of a pinned chunk, or NULL if it has fewer. */
 const struct extent *store_extent_nth(struct store *s, const struct store_hit *hit, int n);
 
 /* Loads the records of an extent from the index, else from its header. Takes index_lock. `out`

@@ -474,7 +474,7 @@ int store_open_superblocks(const struct store_opts *opts, struct superblock *out
     return rc;
 }
 
-/* m: the given directories, which are those of process 0; n: those of all processes. */
+/* m counts the given directories, which are those of process 0, and n those of all processes. */
 int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES], struct err *err)
 {
     struct sb_found first = {.state = SB_MISSING};

@@ -267,8 +267,8 @@ struct ranges {
     uint32_t n;
 };
 
-/* [lock] Takes the free ranges of a soiled segment up to the end of its file. tail: only the last
- * one, behind all used bytes. */
+/* [lock] Takes the free ranges of a soiled segment up to the end of its file; with `tail` only the
+ * last one, behind all used bytes. */
 static void ranges_take(struct store *s, int device, uint32_t segment, bool tail,
                         struct ranges *out)
 {

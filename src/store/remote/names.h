@@ -29,7 +29,7 @@ struct names {
     char erased[48];
 };
 
-/* Makes the names under a secret [SEAL_KEY_BYTES]; NULL: without one. */
+/* Makes the names under a secret [SEAL_KEY_BYTES], or without one if it is NULL. */
 void names_init(struct names *n, const uint8_t *secret);
 void names_deinit(struct names *n);
 

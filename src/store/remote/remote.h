@@ -131,11 +131,10 @@ int64_t remote_fetch_heard_ns(const struct remote_fetch *f);
 
 /* --- erasing ---------------------------------------------------------------------------------- */
 
-/* Call these around every erasure in the store. The chunks that the store takes away in between are
- * removed from the remote, and every other running server erases them within seconds. owner not
- * NULL: all chunks of this owner are removed. keys [n]: these chunks, parents first; NULL: the
- * chunks that the store has taken away. Both functions return at once, unless another erasure is
- * running; then begin waits for its end. r may be NULL. */
+/* Call these around every erasure in the store. The remote loses the erased chunks, and every other
+ * running server erases them within seconds. These are all chunks of `owner`; with owner NULL the
+ * chunks keys[0..n), parents first; with both NULL the chunks that the store has taken away in
+ * between. begin waits for the end of another erasure; end never waits. r may be NULL. */
 void remote_erase_begin(struct remote *r);
 void remote_erase_end(struct remote *r, const uint64_t *owner, const struct sha256 *keys,
                       int n);

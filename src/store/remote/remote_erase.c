@@ -128,8 +128,8 @@ void remote_erase_begin(struct remote *r)
         remote_erase_enter(r);
 }
 
-/* [lock] Queues an erasure for publishing, and bans its chunks from being fetched. owner NULL: the
- * erasure is of the keys, not of an owner. */
+/* [lock] Queues an erasure for publishing, and bans its chunks from being fetched. It is the
+ * erasure of an owner, or with owner NULL that of the keys. */
 static void publish(struct remote *r, const uint64_t *owner, bool is_text,
                     const struct sha256 *keys, int n)
 {

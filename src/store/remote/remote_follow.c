@@ -452,7 +452,7 @@ static void leave_off_skipping(struct remote *r)
     r->skips = st.n_chunks == 0;
 }
 
-/* Reads entries that this server has not seen. *at_end: it has now seen all entries. */
+/* Reads entries that this server has not seen. *at_end gets whether it has now seen all. */
 static int read_turn(struct remote *r, bool *at_end, struct redis_answer *a,
                      struct err *err)
 {

@@ -228,7 +228,7 @@ int remote_leases_settle(struct remote *r, uint32_t n, struct redis_answer *a,
                          struct err *err);
 
 /* --- remote_follow.c --- */
-/* Prepares the following of erasures. is_empty: the store has no chunk. */
+/* Prepares the following of erasures. is_empty says whether the store has no chunk. */
 void remote_follow_init(struct remote *r, bool is_empty);
 /* [lock] Returns the nanoseconds until the writer must call remote_erasures_run; 0: now. */
 int64_t remote_erasures_due_ns(const struct remote *r);
