@@ -324,9 +324,9 @@ static int check_head(struct conversations *c, struct turn *t, bool *has_branche
     return rc;
 }
 
-/* Moves the head. Times of use never go back: a machine may start with its clock behind, and the
- * conversations used then would expire as soon as the clock is right. The conversation's reference
- * to the old head ends, and the new child's reference to it was added before. */
+/* Moves the conversation's head to t. Times of use never go back: a machine may start with its
+ * clock behind, and the conversations used then would expire as soon as the clock is right. The old
+ * head loses the conversation's reference only now, when t refers to it. */
 static int move_head(struct conversations *c, const struct turn *t, const char *title,
                      struct err *err)
 {

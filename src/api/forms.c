@@ -384,6 +384,7 @@ static void set_thought(const struct forms *f, bool may_talk, struct parts *p,
         s->text_open = tag_of(f, p, "<|channel|>final<|message|>");
 }
 
+/* Compiles the grammar of a form. `loose` gets the keywords that it leaves out, if o->loose. */
 static int compile(const struct forms *f, const struct hcache_form_opts *o,
                    enum grammar_thought thought, struct textbuf *loose,
                    struct grammar **out, struct err *err)

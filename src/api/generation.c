@@ -196,6 +196,7 @@ static int64_t most_tokens(struct generation *g, int n_prompt, bool truncates,
     return max;
 }
 
+/* Submits a choice: sets ch->ticket from the request's fields and the prompt. */
 static int submit(struct generation *g, struct choice *ch, const struct prompt_ids *prompt,
                   const struct hcache_truncation *truncation, int max_context,
                   uint64_t seed, struct hcache_err *err)
@@ -582,6 +583,7 @@ static int pledge_answer(const struct generation *g, struct fault *f)
     return n <= FREE_BYTES || mem_pledge(n, NULL) == 0 ? 0 : no_memory(f);
 }
 
+/* Has the dialect keep the answer. Called once: afterwards keep_unfinished keeps nothing. */
 static int keep(struct generation *g, struct fault *f)
 {
     g->is_kept = true;

@@ -346,8 +346,8 @@ static int drop_system(const struct hcache *h, const struct chat_source *s,
     return rc;
 }
 
-/* Returns the template's variables with its switches; NULL: there are no switches, or kwargs is no
- * object and is refused later. */
+/* Returns the template's variables with its switches. Returns NULL if there are no switches, or if
+ * kwargs is no object: then it is refused later. */
 static struct json *switches(const struct chat_source *s)
 {
     bool is_object = s->kwargs == NULL || json_kind(s->kwargs) == JSON_KIND_OBJECT;

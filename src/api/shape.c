@@ -435,7 +435,7 @@ void shape_id(const struct choice *ch, int i, char out[32])
     snprintf(out, 32, "call_%.24s", hex);
 }
 
-/* Makes a tool call. index: its number among the calls, in a stream; -1: none. */
+/* Makes a tool call. In a stream `index` is its number among the calls; else it is -1. */
 static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p,
                               int index)
 {

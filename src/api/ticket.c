@@ -106,8 +106,8 @@ static void describe_timings(const struct outcome *o, struct hcache_timings *t)
         t->decode_tokens_per_s = (o->r.n_tokens - 1) / (t->decode_ms * 1e-3);
 }
 
-/* Returns the tier from which the restored tokens came; NULL: none were restored. home: the store's
- * own tier. */
+/* Returns the tier from which the restored tokens came, or NULL if none were restored. `home` is
+ * the store's own tier. */
 static const char *tier_of(const struct hcache_result *r, const char *home)
 {
     if (r->cached_tokens <= r->device_tokens)

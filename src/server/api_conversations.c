@@ -209,6 +209,7 @@ static int add_items(struct call *c, const struct conversation *v, const struct 
     return rc == 0 ? 0 : keep_fault(&err, f);
 }
 
+/* Makes a conversation, with items as its first turn if the request has some. */
 static int make(struct call *c, struct fault *f)
 {
     static const char *const names[] = {"items", "metadata", "title", NULL};
@@ -476,6 +477,7 @@ static int find_turn(struct call *c, const struct conversation *v, const char *a
                               at);
 }
 
+/* Makes a conversation that begins like v, up to the turn `at`. */
 static int branch(struct call *c, const struct conversation *v, struct fault *f)
 {
     static const char *const names[] = {"at", "title", "metadata", NULL};

@@ -385,7 +385,7 @@ static void start(struct call *c, struct embed *e, int rc, struct fault *f)
     call_generate(c, &embeddings, e, &p, prompts, n, NULL, "");
 }
 
-/* Checks what all bodies share: the known names, and the model's. */
+/* Checks a body's members against `names`, and the model that it names. */
 static int check(struct call *c, const struct json *body, const char *const *names,
                  struct fault *f)
 {

@@ -35,6 +35,7 @@ static void put_ignored(const struct hcache *h, struct json *list)
     hcache_free(ids);
 }
 
+/* Makes generation_settings: the sampling fields as they were applied. */
 static struct json *settings(const struct generation *g)
 {
     const struct gen_params *p = &g->params;

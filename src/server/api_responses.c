@@ -271,6 +271,8 @@ static struct json *answer(struct generation *g)
 
 /* --- keeping a response ----------------------------------------------------------------------- */
 
+/* Adds the response as a turn, unless the request does not want it. Also returns 0 if the disk did
+ * not take it; r->not_kept then says why. */
 static int keep(struct generation *g, struct fault *f)
 {
     struct response *r = g->own;
@@ -519,6 +521,7 @@ static const struct dialect responses = {.answer = answer,
 
 /* --- a new response --------------------------------------------------------------------------- */
 
+/* Checks whether the response can be continued, truncated and kept as the request says. */
 static int check(struct call *c, const struct gen_params *p, struct fault *f)
 {
     struct err err = {0};

@@ -23,7 +23,7 @@ enum {
 
 /* --- bytes ------------------------------------------------------------------------------------ */
 
-/* salt: of the request's key; NULL: it has none, and is nobody's. */
+/* Gives n counted bytes back. `salt` is that of the request's key, or NULL if it has none. */
 static void give(struct server *s, const char *salt, uint64_t n)
 {
     atomic_fetch_sub(&s->body_bytes, n);
@@ -143,6 +143,8 @@ static int bad_body(struct fault *f, int rc, const char *name, const struct err 
                : fault_refuse(f, rc, NULL, "%s", err->msg);
 }
 
+/* Parses the body twice: json_scan finds how much memory its values take, which must be free before
+ * json_parse builds them. */
 static int parse(struct call *c, unsigned kind, struct fault *f)
 {
     static const char name[] = "the request's body";

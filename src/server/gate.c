@@ -142,8 +142,8 @@ static void note_guess(struct call *c)
             g.address, (unsigned long long)g.n_untold);
 }
 
-/* Checks the request's key, which is sent as a bearer token, or in a header of Anthropic's clients.
- * *is_shown: the request has a key. */
+/* Checks the request's key, which is a bearer token, or in a header of Anthropic's clients.
+ * *is_shown says whether the request has a key at all. */
 static bool key_is_right(struct call *c, bool *is_shown)
 {
     const char *bearer = header(c, MHD_HTTP_HEADER_AUTHORIZATION);

@@ -465,6 +465,8 @@ static enum MHD_Result send_preflight(struct call *c)
     return send_response(c, r);
 }
 
+/* Makes the call of a new request in *slot, and judges its head: lets the body come, answers a
+ * preflight, or refuses. */
 static enum MHD_Result begin(struct server *s, struct MHD_Connection *m, const char *url,
                              const char *method, void **slot)
 {

@@ -666,8 +666,8 @@ static void add_value(struct answer *a, size_t from, size_t to)
     json_free(k);
 }
 
-/* Reads a value up to a closing tag behind which the next parameter or the end of the call
- * stands: a tag that the value itself quotes has something else behind it. */
+/* Reads a value up to a closing tag. If something else than the next parameter or the end of the
+ * call follows the tag, the value quotes the tag, and goes on. */
 static bool value(struct answer *a)
 {
     size_t end = 0;

@@ -338,8 +338,8 @@ static bool answers_call(const struct json *result, const struct json *call)
 
 enum { MAX_ORDERED = 128 };
 
-/* Appends the results from..to in the order of their calls: many templates show no ids. A result
- * without a name gets that of its call, since some templates show names. */
+/* Appends the results [from, to) in the order of their calls, since many templates show no ids. A
+ * result without a name gets that of its call, since some templates show names. */
 static void push_results(const struct json *calls, const struct json *messages, size_t from,
                          size_t to, struct json *out, size_t *place)
 {

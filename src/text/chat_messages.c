@@ -543,10 +543,10 @@ static int as_user(const struct json *message, struct json **out, struct err *er
     return put_joined(*out, "content", &j, err);
 }
 
-/* Returns the messages in another order: the system's messages that stand behind the first question
- * come before it. The parts of a prompt that every session begins with then come first. n_begin:
- * number of messages of the system that the request begins with. from: the messages' numbers in the
- * request, which get the same order. */
+/* Returns the messages in another order: of those before the first answer, system messages come
+ * first and questions last, so that the prompt begins with what every session begins with. *n_begin
+ * gets the number of system messages with which `list` begins. from[i] is the number of message i
+ * in the request, and gets the same order. */
 static struct json *question_last(const struct chat_template *t, const struct json *list,
                                   size_t *n_begin, size_t *from)
 {
@@ -594,10 +594,10 @@ static void note_place(struct talk *k, size_t from, size_t message, size_t byte)
             k->behind[i] = (struct chat_place){message, byte};
 }
 
-/* Adapts the messages to the number and the places of system messages that the template shows, to
- * neighbours of one role, and to the results of tools. A system message that the template does not
- * show is said by the user, at the same place, so that the beginning of the prompt stays as it
- * was. from_list: the messages' numbers in the request. */
+/* Changes what the template would not show or take: later system messages, neighbours of one role,
+ * and results of tools. A system message that the template does not show becomes the user's, at the
+ * same place, so that the beginning of the prompt stays as it was. from_list[i] is the number of
+ * message i in the request. */
 static int join_unshown(struct talk *k, const struct json *list, size_t *from_list,
                         struct json **out, struct err *err)
 {

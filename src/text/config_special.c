@@ -176,8 +176,8 @@ static int push(struct tokenizer_config *c, const struct tokenizer_config_added 
     return 0;
 }
 
-/* Appends the tokens of a file's list `key`. from_map: the file is special_tokens_map.json, whose
- * objects transformers makes special. */
+/* Appends the tokens of a file's list `key`. If from_map, the file is special_tokens_map.json,
+ * whose objects transformers makes special. */
 static int push_list(struct tokenizer_config *c, const struct json *file, const char *key,
                      bool from_map, struct err *err)
 {

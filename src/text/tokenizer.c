@@ -345,6 +345,7 @@ static int find_named(const struct tokenizer *t, const char *name, int32_t *id,
     return 0;
 }
 
+/* Makes the tables for encoding and decoding from the tokenizer that was read. */
 static int compile(struct tokenizer *t, struct err *err)
 {
     struct tokenizer_json *j = &t->j;
