@@ -23,8 +23,8 @@
 #define WIDE_MAX 4
 
 /* Expands to F(1) F(2) .. F(MM_ROWS). */
-#if MM_ROWS == 4
-#define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4)
+#if MM_ROWS == 1
+#define EACH_STRIP_HEIGHT(F) F(1)
 #elif MM_ROWS == 6
 #define EACH_STRIP_HEIGHT(F) F(1) F(2) F(3) F(4) F(5) F(6)
 #elif MM_ROWS == 12

@@ -12,13 +12,13 @@
 
 #define VEC_ISA   "portable"
 #define VEC_TABLE cpu_kernels_portable
-#define MM_ROWS   4 /* rows x panels of the micro-kernel */
-#define MM_PANELS 1
-/* panels walked at once by mm_direct, for 1, 2 and up to 4 rows */
+/* One row and one panel at a time: two rows of 16 lanes would not fit in registers. */
+#define MM_ROWS         1
+#define MM_PANELS       1
 #define MM_WIDE_1       1
 #define MM_WIDE_2       1
 #define MM_WIDE_4       1
-#define MM_BF16_ROWS    4
+#define MM_BF16_ROWS    1
 #define MM_CONVERT_ROWS 0
 #define MM_ALONG_ROWS   0
 /* from this many queries on, K and V are converted beforehand */
