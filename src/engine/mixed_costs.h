@@ -20,8 +20,7 @@ struct mixed_costs {
     double forward_mini_s; /* part of forward_s that does not depend on n_rows */
 };
 
-/* Returns x: the time to project a block, divided by the time to bring its keys and values over the
- * link. */
+/* Returns x: the time to project a block over the time to bring its KV over the link. */
 static inline double mixed_costs_x(const struct mixed_costs *c)
 {
     return c->project.b_s / (c->link.b_s * c->kv_bytes);

@@ -41,8 +41,7 @@ struct request {
     uint64_t epoch;
     /* Time of clock_now_ns by which the sequence must have ended; 0: no deadline. */
     int64_t deadline_ns;
-    /* Prefill begins when all layers are restored, as in the paper, not layer by layer. For
-     * comparison. */
+    /* For comparison: prefill begins when all layers are restored, as in the paper. */
     bool restore_first;
     /* Called when the sequence gets a place for the first time; NULL: not called. */
     void (*on_admit)(void *arg);

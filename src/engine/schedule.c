@@ -380,6 +380,7 @@ static void begin(struct schedule *c, struct seq *s)
     seq_enter_prefill(s);
 }
 
+/* Gives s a place and its first blocks, and begins its restore or prefill. */
 static void admit(struct schedule *c, struct seq *s)
 {
     /* A sequence does not choose its view while all places are taken. If a preemption or a

@@ -1442,6 +1442,7 @@ static int read_eos(struct model_config *c, const struct json *o, struct err *er
     return rc;
 }
 
+/* Checks the heads. Heads of layers with a window are checked as those of a config of their own. */
 static void check_sizes(struct fields *f, const struct model_config *c)
 {
     if (f->rc != 0)

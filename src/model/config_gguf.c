@@ -86,8 +86,7 @@ static void refuse(struct meta *m, const char *key, const char *why)
         m->rc = err_set(m->err, ERR_UNSUPPORTED, "'%s.%s' %s", m->arch, key, why);
 }
 
-/* Reads an integer, or an array with one equal integer per layer. A dflt below 0 means that the key
- * is required. */
+/* Reads an integer, or an array of equal integers, one per layer. dflt below 0: it is required. */
 static int32_t integer(struct meta *m, const char *key, int32_t dflt)
 {
     const struct gguf_value *v = look(m, key);

@@ -72,8 +72,7 @@ static inline bool model_pass_is_done(const struct model_pass *p)
     return p->layer == p->o.model->cfg.n_layers;
 }
 
-/* Returns the output [n_rows][d] T of the last layer that all rows have passed, on that layer's
- * stage. */
+/* Returns the output [n_rows][d] T of the last layer that all rows have passed, on its stage. */
 struct mat model_pass_output(const struct model_pass *p);
 
 /* Releases weights that are still held. It may be called in any state, also twice. */

@@ -195,6 +195,7 @@ static void expect(void *arg, int l, const int32_t *ids, int n)
     begin_reads(x);
 }
 
+/* Lends the next expert of the list, and unpins the one lent before. Begins further reads. */
 static int lend(void *arg, int l, int e, struct weight *up, struct weight *down)
 {
     struct weights_experts *x = arg;

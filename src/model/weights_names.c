@@ -793,8 +793,7 @@ static bool ends_with(const char *s, const char *end)
     return n >= m && strcmp(s + n - m, end) == 0;
 }
 
-/* Returns whether the tensor is ignored: it holds rotations, which transformers computes
- * itself, too. */
+/* Returns whether a tensor is ignored: it holds rotations or a mask, which are computed here. */
 bool tensor_is_ignored(const char *name)
 {
     static const char *const ends[] = {".rotary_emb.inv_freq", ".rotary_emb.cos_cached",

@@ -33,8 +33,7 @@ static double clamp(double x, double limit)
     return fmin(limit, fmax(-limit, x));
 }
 
-/* Counts a large surprise: it continues the series of surprises in this direction, or begins
- * one. */
+/* Counts a large surprise, which continues the series in its direction, or begins one. */
 static void go_on(struct platform_correction *c, double observed_log2, int direction)
 {
     bool is_new = c->run * direction <= 0;

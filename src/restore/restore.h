@@ -101,8 +101,7 @@ int restore_pipeline_create(const struct restore_pipeline_opts *o,
 void restore_pipeline_destroy(struct restore_pipeline *r);
 /* Returns the bytes reserved, for the table printed at start. */
 size_t restore_pipeline_bytes(const struct restore_pipeline *r);
-/* Returns the device memory that a restore pipeline takes on each stage; 0 where memory is
- * unified. */
+/* Returns the device memory of a restore pipeline on each stage; 0 where memory is unified. */
 size_t restore_pipeline_device_bytes(const struct model *m, int max_rows,
                                      size_t staging_bytes);
 

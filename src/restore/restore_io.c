@@ -501,6 +501,8 @@ static struct group *take_group(struct restore_pipeline *rr)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
+/* Submits the reads of g: straight into device memory if may_be_direct and the device can, else
+ * through the reader, which is opened if there is none. */
 static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_direct,
                   struct err *err)
 {

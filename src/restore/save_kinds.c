@@ -67,6 +67,7 @@ static int from_letters(const char *text, int n_layers, uint8_t *kinds, struct e
     return 0;
 }
 
+/* Reads `text` as save_kinds_choose does, as if no layer were recurrent. */
 static int choose(const char *text, const struct save_kinds_from *from, uint8_t *kinds,
                   struct err *err)
 {
