@@ -51,8 +51,8 @@ int db_tables_check(struct conversations *c, struct err *err);
  * file would end SQLite's lock on the file. */
 int db_file_make_private(const char *path, struct err *err);
 
-/* Fills the reserve, the file PATH-reserve, as far as there is space. It holds space for deleting
- * on a full disk. */
+/* Fills the reserve, the file PATH-reserve. It holds space for deleting on a full disk. If there is
+ * no space for all of it, the file is removed. */
 void db_reserve_fill(struct conversations *c);
 /* Gives the reserve's space up. Returns false if there was none. */
 bool db_reserve_release(struct conversations *c);

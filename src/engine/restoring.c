@@ -777,8 +777,9 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
     return *n > 0;
 }
 
-/* Returns whether a look-up is given up because it has been silent longer than reads may be. The
- * first look-up may have to measure the store. A look-up whose remote sends is not silent. */
+/* Returns whether a look-up is given up because it has been silent longer than reads may be. A
+ * look-up that must measure the store's speed is never given up. A look-up whose remote sends is
+ * not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
     double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);

@@ -471,8 +471,8 @@ static void end_snapshots(struct step_batch *b)
         save_layers_end(b->shared->saver, b->shared->stream);
 }
 
-/* Takes the batch through all layers, piece by piece. */
-static int forward_pieces(struct step_batch *b, const struct model_tap *tap)
+/* Takes the batch through all layers, one flight (step.h) after another. */
+static int forward_flights(struct step_batch *b, const struct model_tap *tap)
 {
     const struct seq_shared *sh = b->shared;
     struct flight *f = &b->flight;
@@ -554,7 +554,7 @@ static int forward(struct step_batch *b)
     begin_ends(b);
     int rc = mixed_is_on(b->mixed)     ? forward_mixed(b)
              : zigzag_is_on(b->zigzag) ? forward_zigzag(b, tap)
-                                       : forward_pieces(b, tap);
+                                       : forward_flights(b, tap);
     return rc == 0 ? next_token_run(b->next, sh->stream, sh->work) : rc;
 }
 

@@ -50,8 +50,8 @@ static int read_json(const char *dir, const char *name, struct json **out, struc
     return rc;
 }
 
-/* Returns what the configuration of a pooling says. Several kinds at once, whose results would be
- * joined, are another pooling. */
+/* Returns the pooling that a configuration names. Returns POOLING_OTHER if it names none, or
+ * several, whose results would be joined. */
 static enum pooling pooling_of(const struct json *o)
 {
     static const struct {

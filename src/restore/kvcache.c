@@ -514,9 +514,9 @@ static int32_t next_known(const struct kv_pool *p, const struct sha256 *root, in
                                                                                : next;
 }
 
-/* Returns the end of the longest kept state that stands behind the n full blocks that end with b,
- * or inside the block that follows them, within n_tokens tokens. *place gets its place. Returns 0
- * if there is no such state. */
+/* Finds the kept state that reaches furthest: at the end of the n full blocks that end with b, or
+ * inside the block after them, within n_tokens tokens. Returns the number of tokens up to the
+ * state, and sets *place to its index in p->kept. Returns 0 if there is none. */
 static int64_t state_near(const struct kv_pool *p, const struct sha256 *root, int32_t b,
                           int n, const int32_t *tokens, int64_t n_tokens, int *place)
 {

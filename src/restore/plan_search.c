@@ -70,7 +70,7 @@ static bool alike(const struct plan_layer *x, const struct plan_layer *y)
 }
 
 /* Returns whether the counts describe the plan completely (see the top of the file). */
-static bool is_uniform(const struct plan_request *req)
+static bool counts_suffice(const struct plan_request *req)
 {
     const struct plan_layer *l = req->layer;
     /* With a window a recomputed layer's cost depends on the number of layers above it. */
@@ -85,6 +85,8 @@ static bool is_uniform(const struct plan_request *req)
         if (plan_is_fused(req) && req->prefill_s[i] != req->prefill_s[l[0].h_free ? 1 : 0])
             return false;
     }
+    /* The counts cannot say 'H' for a free layer 0. Recomputing it gives the same keys and values,
+     * so the counts suffice if that costs no more than 'H' does. */
     if (l[0].h_free)
         return l[0].comp_tok_last_s <= l[0].comp_h_s;
     return req->n_layers == 1 || l[0].has_h == l[1].has_h;
@@ -253,7 +255,7 @@ int plan_search(const struct plan_request *req, const struct plan_effort *effort
             s.r_min - 1, without_h ? " (hidden states left out)" : "");
     if (req->n_stages > 1)
         plan_search_stages(&s);
-    else if (!effort->quick && is_uniform(req))
+    else if (!effort->quick && counts_suffice(req))
         search_counts(&s);
     else
         search_branch(&s);

@@ -119,10 +119,10 @@ struct platform {
     /* Seconds of compute for each split of a layer (plan.h): the run of chunks after it is handed
      * over and computed on its own. Restores teach it, as they teach start_s. */
     double split_s;
-    /* Factors of the time of a whole restore over the time that its lanes take at their measured
-     * speeds: pauses in which neither works as the pipeline predicts. The second one is that of
-     * balanced plans (platform_is_balanced). They count as 1 if they are less. Restores teach them,
-     * and the text leaves them out. */
+    /* Ratios of the time of a whole restore to the time predicted from its lanes' measured speeds:
+     * they cover the pauses that the prediction lacks. [0] is for other plans, [1] for balanced
+     * ones (platform_is_balanced). A ratio counts as at least 1 and at most 2. Restores teach them.
+     * The profile's text does not hold them. */
     struct platform_correction pause_correction[2];
     double embed_s; /* seconds per token to look up embedding rows */
     double head_s;  /* seconds of final norm, head and sampling for one position */

@@ -285,8 +285,8 @@ char restore_method_of(const struct restore *r, int layer, int chunk);
 void restore_lose_chunk(struct restore *r, int chunk, int rc, const char *why);
 /* Gives up the snapshot: the restore begins again without it. Any thread. */
 void restore_lose_snapshot(struct restore *r, int rc, const char *why);
-/* Gives up all chunks, without condemning any. In a race only the reads are given up. Any
- * thread. */
+/* Gives up all chunks. The store does not treat any of them as damaged. If recomputation races the
+ * reads (restore_race.c), only the reads are given up, and recomputation goes on. Any thread. */
 void restore_give_up(struct restore *r, const char *why);
 /* Fails the restore for a fault of the device, not of the data. `why` may be empty. */
 void restore_fail(struct restore *r, int rc, const char *why);

@@ -128,7 +128,8 @@ static int collect(struct call *c, const struct items_page *p, const char *folde
 }
 
 /* Lists a page of conversations; with `query` only those that contain it. A page of a long search
- * may have fewer than `limit`, or none: the next one begins after last_id, which was looked at. */
+ * may have fewer than `limit`, or none: last_id is the last one that was looked at, and the next
+ * page begins after it. */
 static int list(struct call *c, struct fault *f)
 {
     struct items_page p;

@@ -554,7 +554,8 @@ static void take_ttl(const struct conversation *v, struct gen_params *p)
     json_free(metadata);
 }
 
-/* Finds the turn that the response continues. */
+/* Finds the turn that the response continues. If the request names a conversation, also notes it in
+ * r and takes its TTL. */
 static int find_parent(struct call *c, struct gen_params *p, struct response *r,
                        int64_t *parent, struct fault *f)
 {

@@ -31,8 +31,8 @@
 /* What a page of an encrypted store is (seal_page). */
 enum chunk_page { PAGE_HEADER = 1, PAGE_ROW, PAGE_TABLE, PAGE_PIN, PAGE_OWED, PAGE_TOKENS };
 
-/* Flag of a partial chunk, in its header and its row. The other bits of the flags are written as 0
- * and ignored. */
+/* Flag of a partial chunk, in its header and its row: the chunk is removed when its context goes on
+ * (store_chunk.yields). The other bits of the flags are written as 0 and ignored. */
 #define STORE_FLAG_YIELDS 1u
 
 struct chunk_record {

@@ -97,7 +97,7 @@ static struct chunk_node *node_of(const struct store *s, const struct sha256 *ke
 
 /* [lock] Returns the bytes of the copies that the keys' chunks lack, up to the first key that is
  * not stored. */
-static uint64_t bytes_alone(const struct store *s, const struct sha256 *keys, int n)
+static uint64_t bytes_to_copy(const struct store *s, const struct sha256 *keys, int n)
 {
     uint64_t n_bytes = 0;
     for (int i = 0; i < n; i++) {
@@ -126,7 +126,7 @@ double store_fetch_price_s(struct store *s, const struct sha256 *keys, int n)
     if (s->tier == NULL)
         return 0;
     pthread_mutex_lock(&s->lock);
-    double price_s = tier_price_s(s->tier, bytes_alone(s, keys, n), bytes_promised(s));
+    double price_s = tier_price_s(s->tier, bytes_to_copy(s, keys, n), bytes_promised(s));
     pthread_mutex_unlock(&s->lock);
     return price_s;
 }
@@ -146,7 +146,7 @@ void store_fetch_want(struct store *s, const void *id, const struct sha256 *keys
     pthread_mutex_lock(&s->lock);
     want_remove(s, id);
     if (w != NULL && s->wants.n < MAX_WANTS) {
-        w->n_bytes = bytes_alone(s, keys, n);
+        w->n_bytes = bytes_to_copy(s, keys, n);
         read_ahead_add(&s->wants, &w->ahead);
         w = NULL;
     }

@@ -69,7 +69,8 @@ struct json *chat_short_id(const struct json *id)
     return json_new_bytes(out, 9);
 }
 
-/* Makes a custom tool's call, which has a text, a function's: the text becomes `input`. */
+/* Turns the call of a custom tool into the call of a function, whose argument `input` is the custom
+ * call's text. Other calls are returned as they are. */
 static struct json *as_function(const struct json *call)
 {
     const struct json *custom = json_member(call, "custom");

@@ -37,9 +37,9 @@ void name_chunk(const struct names *n, const struct sha256 *key, char out[NAME_B
 /* Returns the number by which a value names its owner. */
 uint64_t name_owner(const struct names *n, uint64_t owner);
 
-/* Both need a seal. value_seal seals n bytes under a name into out [n + SEAL_BYTES]; the salt comes
- * from the system. value_open opens n bytes in place; it returns false if they were not sealed
- * under this secret and name. */
+/* Both need names->seal. value_seal seals n bytes under a name into out [n + SEAL_BYTES]; the salt
+ * comes from the system. value_open opens n bytes in place; it returns false if they were not
+ * sealed under this secret and name. */
 void value_seal(const struct names *names, const void *name, size_t n_name,
                 const void *bytes, size_t n, uint8_t *out);
 bool value_open(const struct names *names, const void *name, size_t n_name, uint8_t *bytes,
