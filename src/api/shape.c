@@ -154,7 +154,7 @@ struct json *shape_logprobs(struct generation *g, struct choice *ch)
     return take_logprobs(g, ch, false);
 }
 
-/* Moves unsent log-probabilities into the answer. */
+/* Puts the unsent log-probabilities into o, or null if the request has none or hides them. */
 static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
 {
     if (!g->params.logprobs || g->hides_logprobs) {

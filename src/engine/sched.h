@@ -99,8 +99,7 @@ double sched_wait_s(int n_waiting, int n_running, double held_s);
 
 /* Returns the rank: lower is earlier. */
 int64_t sched_rank(const struct sched_req *r, int64_t age_ns);
-/* Returns the rank as a turn of store/placement_window.h: 0 for a rank before the beginning of
- * time. */
+/* Returns the rank as a turn of store/placement_window.h: 0 for a negative rank. */
 uint64_t sched_turn(const struct sched_req *r, int64_t age_ns);
 
 /* --- requests with the same beginning --------------------------------------------------------- */

@@ -357,7 +357,10 @@ static void tell_miss(struct seq *s)
                                               s->tokens, s->n_tokens - 1);
 }
 
-/* Begins with the device's blocks, and restores if the store has more. */
+/* Begins a sequence that has a place. If it carries its view in memory, it goes on from there. It
+ * looks in the store if the device has none of its tokens, too few to move its view, or fewer than
+ * the store. Else it enters prefill, and n_stored counts what the store has of the device's
+ * tokens. */
 static void begin(struct schedule *c, struct seq *s)
 {
     if (carry_is_on(&s->stairs.carry)) {
@@ -371,7 +374,7 @@ static void begin(struct schedule *c, struct seq *s)
     tell_miss(s);
     int n = s->n_done / STORE_CHUNK_TOKENS;
     s->out.r.cached_tokens = seq_tokens_done(s);
-    if (s->pin.impl != NULL)
+    if (s->pin.impl != NULL) /* the tail is pinned: all is stored */
         s->out.n_stored = seq_at(s);
     else if (seq_pin_chunks(s, n))
         s->out.n_stored = view_token(&s->view, n * STORE_CHUNK_TOKENS);

@@ -64,9 +64,10 @@ const struct layer_weights *weights_resident(const struct weights *w, int l);
 /* Says which experts of a layer are used next: ids [n], ascending.  Reads of those that are not in
  * memory begin. */
 void weights_expect_experts(const struct weights *w, int l, const int32_t *ids, int n);
-/* Sets *up and *down to an expert's matrices, until the next call of either function.  Call it for
- * each expert of the list, in its order.  Returns false if all experts are resident, and lw has
- * them; *rc gets 0, or the code with which the pass fails. */
+/* Sets *up and *down to the matrices of expert e, which are valid until the next call of this
+ * function or of weights_expect_experts.  Call it for each expert of that list, in its order.
+ * Returns true if the source lends experts: *rc is 0, or the code with which the pass fails.
+ * Returns false if all experts are resident: *rc is 0, and the layer's weights have them. */
 bool weights_lend_expert(const struct weights *w, int l, int e, struct weight *up,
                          struct weight *down, int *rc);
 

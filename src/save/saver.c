@@ -518,7 +518,7 @@ bool save_reserve(struct save_seq *q, int64_t pos, int n, enum save_wait how)
 }
 
 /* The host addresses of a batch's rows, by kind. On a device with memory of its own the rows are
- * there when they have come down. */
+ * there when they have been copied to the host. */
 struct rows {
     /* First byte of row `first` of the batch. NULL: the kind is not saved in this layer. */
     const uint8_t *at[STORE_KINDS];

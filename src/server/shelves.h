@@ -7,8 +7,8 @@
 
 enum { SHELVES_MAX_PAGE = 100 };
 
-/* Answers a route by a function that answers, or returns -1 with a fault, which is answered then. A
- * server without a shelf refuses. */
+/* Answers the call with `answer`. If `answer` returns -1, the fault that it set is sent. If the
+ * server has no shelf, the call is refused. */
 void shelves_route(struct call *c,
                    int (*answer)(struct call *c, struct shelf *shelf, struct fault *f));
 /* Converts the shelf's error to a fault of the API. Returns -1. */

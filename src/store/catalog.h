@@ -150,8 +150,8 @@ struct chunk_id {
     bool yields;
 };
 
-/* Makes an empty catalog. With has_window it keeps the waiting requests' chunks, even if the policy
- * does not look at them. */
+/* Makes an empty catalog. With has_window it notes which chunks the waiting requests will use. A
+ * policy that looks ahead always has this window. */
 void catalog_init(struct catalog *c, enum placement_kind policy, bool has_window);
 /* Makes room for this many nodes at once. Growing step by step would visit all nodes each time. */
 void catalog_reserve(struct catalog *c, uint64_t n_nodes);

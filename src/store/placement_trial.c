@@ -7,8 +7,8 @@
 
 /* The weight of a request's gain halves with this many later requests. */
 #define HALF_REQUESTS 1000
-/* Once `ours` has stopped paying, its gain must exceed the spread by this share of the uses (0.1
- * points) to pay again. */
+/* After `ours` has stopped paying, it pays again only if gain > spread + this share of all uses.
+ * 0.001 is 0.1 percentage points of the uses. */
 #define SHARE_AGAIN 0.001
 /* Requests that are judged before the first decision. */
 #define LEAST_REQUESTS 32

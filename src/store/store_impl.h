@@ -146,8 +146,11 @@ void store_evict_node(struct store *s, struct chunk_node *n, enum store_evict wh
  * committed. */
 void store_drop_superseded(struct store *s, const struct sha256 *key);
 
-/* Sets opts->dirs and n_dirs to all directories of a store, in names[], which the caller frees. A
- * store keeps those that it was made with. Returns -EREMOTE if one of them is not here. */
+/* Extends opts->dirs and n_dirs from the directories of process 0 to those of all processes. The
+ * folders of the others lie inside process 0's directories. An existing store takes their number
+ * from its superblock, a new one from opts->n_processes. names[] begins with NULL; the caller frees
+ * the names, also after an error. Returns -EREMOTE if a directory of an existing store is missing.
+ */
 int store_all_dirs(struct store_opts *opts, char *names[STORE_MAX_DEVICES],
                    struct err *err);
 

@@ -6,7 +6,8 @@
 
 #include "base/mem.h"
 
-/* Returns the index of a special token among those of the form. text [n] spells it. */
+/* Returns the index of a special token in the form's list, and adds the token if it is new.
+ * text [n] spells it. */
 static int token_index(struct answer_form *f, int32_t id, const char *text, size_t n)
 {
     for (int i = 0; i < f->n_token; i++)

@@ -88,8 +88,9 @@ static void lines_read(line *out, int n, const uint8_t *src, size_t stride)
             memcpy(&out[i][c], src + 4 * i, 4);
 }
 
-/* Writes the four quarters of a block: the low halves of its 32 numbers are in one half of the
- * bytes of eight lines. */
+/* Writes the four quarters of a block of 32 numbers per row. Each byte of the eight lines of `from`
+ * has the low 4 bits of one number: in its low half if shift is 0, in its high half if shift is 4.
+ * Quarter v has those of line v in its low halves, and those of line v + 4 in its high halves. */
 static void write_quarters(uint8_t *numbers, line *from, int shift)
 {
     for (int v = 0; v < 4; v++) {
