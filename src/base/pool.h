@@ -9,8 +9,8 @@
  * never sums.
  *
  * Between jobs only the caller works, and at a job's end the first threads to finish wait for the
- * last.  Threads that wait read no memory.  So pool_expect announces what will be read next, and
- * threads that wait bring the beginning of their shares of it into their caches. */
+ * last.  A waiting thread leaves the memory idle: pool_expect tells it what the next job reads, and
+ * it brings the beginning of its own share into its caches. */
 #ifndef BASE_POOL_H
 #define BASE_POOL_H
 

@@ -45,11 +45,11 @@ void guess_index_add(struct guess_index *x, const int32_t *ids, int n);
 /* Returns the number of tokens so far. */
 int guess_index_count(const struct guess_index *x);
 /* Finds the longest of the recent places where the text's end, at least two tokens, occurred
- * before, and writes the `most` tokens that followed there to out. If these reach the end of the
- * text, they go on with their own beginning. If there is no such place, the last found place goes
- * on for a few tokens, beside the text: one of them may have replaced another. Returns the length
- * of the match; if the last place goes on, GUESS_ASIDE plus the number of tokens that agree again;
- * or 0 if nothing is proposed. */
+ * before, and writes the `most` tokens that followed there to out. If the text ends before `most`
+ * tokens are found, the found tokens are repeated from the first one. If there is no such place,
+ * the last found place goes on for a few tokens, beside the text: one of them may have replaced
+ * another. Returns the length of the match; if the last place goes on, GUESS_ASIDE plus the number
+ * of tokens that agree again; or 0 if nothing is proposed. */
 int guess_index_find(struct guess_index *x, int most, int32_t *out);
 
 /* --- how often guesses are right -------------------------------------------------------------- */

@@ -359,8 +359,8 @@ static void tell_miss(struct seq *s)
 
 /* Begins a sequence that has a place. If it carries its view in memory, it goes on from there. It
  * looks in the store if the device has none of its tokens, too few to move its view, or fewer than
- * the store. Else it enters prefill, and n_stored counts what the store has of the device's
- * tokens. */
+ * the store. Else it enters prefill. n_stored is then the number of the device's tokens that the
+ * store has, too. */
 static void begin(struct schedule *c, struct seq *s)
 {
     if (carry_is_on(&s->stairs.carry)) {

@@ -414,7 +414,7 @@ int config_add_eos(struct model_config *c, int64_t id, struct err *err);
 int64_t config_params(const struct model_config *c);
 
 /* pooling_name returns "none", "mean", "cls", "last", "rank" or "other". pooling_of_name returns
- * the value of such a name, and POOLING_OTHER for any other name. */
+ * the pooling with the given name. It returns POOLING_OTHER for an unknown name. */
 const char *pooling_name(enum pooling p);
 enum pooling pooling_of_name(const char *name);
 const char *family_name(enum model_family f); /* "llama": config.json's model_type */

@@ -67,7 +67,7 @@
     X(NORM1_B, LAYER, norm1_b) \
     X(NORM2_W, LAYER, norm2_w) \
     X(NORM2_B, LAYER, norm2_b) \
-    X(POST1_W, LAYER, post1_w) /* norms of what attention and MLP add (NORMS_AROUND) */ \
+    X(POST1_W, LAYER, post1_w) /* norms of the outputs of attention and MLP */ \
     X(POST2_W, LAYER, post2_w) \
     X(LAYER_NORM, LAYER, layer_norm) /* of the result of SLOT_LAYER_OUT */ \
     X(DENSE_POST_W, LAYER, dense_post_w) /* of the results of an MLP beside experts */ \

@@ -62,7 +62,7 @@ static void candidates_find(const struct store *s, const struct keys *set, struc
                 add_unknown(set, &x->key, out);
 }
 
-/* Returns whether the chunk begins with the last part of an erased text, so holds all of it. */
+/* Returns whether an erased text ends inside this chunk, which then has all of its last part. */
 static bool is_whole(struct store *s, const struct keys *set, const struct sha256 *key,
                      void *block, struct chunk_header *h)
 {

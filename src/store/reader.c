@@ -430,7 +430,7 @@ double store_unseal_bytes_per_s(const struct store *s)
     return s->home.seal != NULL ? seal_open_bytes_per_s(s->home.seal) : 0;
 }
 
-/* Decrypts a record in place, then moves it to dst. Returns false if it is not what was written. */
+/* Decrypts a record in place and moves it to dst. Returns false if the record was changed. */
 static bool unseal(struct store_read *read)
 {
     uint8_t name[STORE_NAME_BYTES], *at = read->dst;

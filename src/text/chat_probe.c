@@ -467,7 +467,7 @@ static void probe_written(struct chat_template *t, const char *tokens)
         t->can.calls_beside_text = true;
 }
 
-/* Finds the tags of thoughts and calls from rendered answers, and what follows from them. */
+/* Sets the members of t that depend on the tags of thoughts and calls in rendered answers. */
 static void probe_syntax(struct chat_template *t, const char *source, struct shape s)
 {
     size_t n = 0, n_asked = 0;

@@ -5,7 +5,7 @@
  * tests/restore/turns.h: the engine's thread, the writer, the restores' I/O, the DRAM tier's
  * thread, and one that flushes, erases and damages.  Half of the lives have a device with memory
  * of its own (life_device.h).  They also have the thread that sorts saved rows, and two copy
- *  streams. The seed decides what is done, what the disk does, and every interleaving.
+ * streams. The seed decides the operations, the disk's answers and the order of all threads.
  *
  * Each life checks the following (a violation ends the process and prints the seed):
  *  1. Every restored bit equals that of the forward pass which computed it.

@@ -21,7 +21,7 @@ void storing_begin(struct storing *s, struct remote_fetch *f);
 /* Waits until the previous chunk is stored, then hands the next one over. *value is exchanged for
  * the buffer of the previous chunk. Returns false if a chunk could not be stored. */
 bool storing_give(struct storing *s, struct redis_answer *value);
-/* storing_end waits for the last chunk of a fetch, and returns what was stored. */
+/* What a fetch has stored. storing_end waits for the last chunk of the fetch. */
 struct stored {
     int n;            /* chunks stored */
     uint64_t n_bytes; /* bytes of these chunks */
