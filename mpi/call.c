@@ -35,6 +35,8 @@ int call_run(struct stream *s, const struct call *c)
         return op->head_norm(s, m[0], n0, p0, c->f);
     case CALL_MATMUL:
         return op->matmul(s, m[0], m[1], &w, p0);
+    case CALL_ROUND_REST:
+        return op->round_rest(s, m[0], m[1]);
     case CALL_CONVERT:
         return op->convert(s, m[0], m[1]);
     case CALL_ADD:

@@ -13,6 +13,7 @@ enum call_kind {
     CALL_LAYERNORM,    /* m: out, x; p: w, b; f: eps */
     CALL_HEAD_NORM,    /* m: x; n: d_head; p: w; f: eps */
     CALL_MATMUL,       /* m: c, a; w; p: bias */
+    CALL_ROUND_REST,   /* m: out, a */
     CALL_CONVERT,      /* m: out, x */
     CALL_ADD,          /* m: out, a, b */
     CALL_ADD_NORM,     /* m: out, sum, x, y; p: w, b; f: eps */

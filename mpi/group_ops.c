@@ -108,6 +108,11 @@ static int group_matmul(struct stream *s, struct mat c, struct mat a,
     return RUN(c.data, .kind = CALL_MATMUL, .m = {c, a}, .w = *w, .p = {bias});
 }
 
+static int group_round_rest(struct stream *s, struct mat out, struct mat a)
+{
+    return RUN(out.data, .kind = CALL_ROUND_REST, .m = {out, a});
+}
+
 static int group_embed(struct stream *s, struct mat out, struct mat table,
                        const int32_t *ids, float scale)
 {
@@ -257,6 +262,7 @@ struct ops group_ops(const struct device *rank)
         .layernorm = group_layernorm,
         .head_norm = group_head_norm,
         .matmul = group_matmul,
+        .round_rest = group_round_rest,
         .convert = group_convert,
         .add = group_add,
         .add_norm = group_add_norm,

@@ -850,7 +850,7 @@ static int n_residual(const struct device *d)
     return d->unified ? 2 : 3;
 }
 
-/* Rows of logits that ranks gather at a time. */
+/* Rows of a->head, at most: so many of a rank's are gathered at a time. */
 enum { MAX_HEAD_ROWS = 32 };
 
 /* Lays out one stage's activations and its buffers x of the residual stream. Returns the bytes. */
@@ -866,13 +866,13 @@ static size_t lay_out(const struct model *m, struct activations *a, struct mat x
         x[i] = cut(base, &used, m->dtype, rows, z.d);
     for (int i = 0; i < a->n_kv_rows; i++)
         a->kv_rows[i] = cut(base, &used, m->dtype, rows, z.kv);
-    if (share_cuts_head(&m->cfg, n_ranks)) {
-        int64_t run = m->cfg.vocab_size / n_ranks;
-        a->head = cut(base, &used, DTYPE_F32, MIN(rows, MAX_HEAD_ROWS), run);
-    }
+    bool cuts = share_cuts_head(&m->cfg, n_ranks), fine = model_head_is_fine(m);
+    a->head = cut(base, &used, DTYPE_F32,
+                  cuts || fine ? MIN(fine ? 2 * rows : rows, MAX_HEAD_ROWS) : 0,
+                  m->cfg.vocab_size / (cuts ? n_ranks : 1));
     a->wide = cut(base, &used, act, rows, z.wide);
     a->own = cut(base, &used, act, rows, z.own);
-    a->norm = cut(base, &used, act, rows, z.d);
+    a->norm = cut(base, &used, act, fine ? MAX(rows, a->head.rows) : rows, z.d);
     a->norm2 = cut(base, &used, act, rows, z.d);
     a->sum = cut(base, &used, DTYPE_F32, rows, z.d);
     a->q = cut(base, &used, act, rows, z.q);

@@ -21,7 +21,8 @@ struct activations {
      * on a device with memory of its own a tap can copy one while the next layer runs. */
     struct mat kv_rows[2];
     int n_kv_rows;
-    /* f32 logits of a rank's run of the vocabulary. No rows: each rank computes all logits. */
+    /* f32 logits of some rows: of a rank's run of the vocabulary, or of a fine head, which has two
+     * rows for each. No rows: the head computes all logits at once, where they belong. */
     struct mat head;
     /* With several ranks: att or ffn of all ranks, and a rank's run of the elements of norm2. */
     struct mat wide, own;
@@ -69,6 +70,9 @@ struct layer_call {
     const struct ragged *r;
 };
 
+/* Returns whether the head also multiplies what rounding leaves out of its rows: its weights have 8
+ * bits, and the device has round_rest. */
+bool model_head_is_fine(const struct model *m);
 enum activation model_activation(enum act_kind a);
 /* Returns the matrix that is the e-th run of n rows of w; n is a multiple of 16. */
 struct weight weight_run(const struct model *m, const struct weight *w, int e, int64_t n);

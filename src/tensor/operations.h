@@ -17,6 +17,7 @@
                            const int32_t *ids);                                                   \
     int name##_matmul(struct stream *s, struct mat c, struct mat a, const struct weight *w,       \
                       const float *bias);                                                         \
+    int name##_round_rest(struct stream *s, struct mat out, struct mat a);                        \
     int name##_embed(struct stream *s, struct mat out, struct mat table, const int32_t *ids,      \
                      float scale);                                                                \
     int name##_rmsnorm(struct stream *s, struct mat out, struct mat x, const float *w,            \
@@ -59,6 +60,7 @@
         .layernorm = name##_layernorm,       \
         .head_norm = name##_head_norm,       \
         .matmul = name##_matmul,             \
+        .round_rest = name##_round_rest,     \
         .convert = name##_convert,           \
         .add = name##_add,                   \
         .act_mul = name##_act_mul,           \

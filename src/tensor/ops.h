@@ -349,6 +349,10 @@ struct ops {
      * of matmul.  Where possible it rounds the rows of a, and starts the device's threads, only
      * once.  NULL on a device on which n calls of matmul are as fast. */
     int (*matmul_many)(struct stream *s, struct mat a, const struct product *p, int n);
+    /* out [n][k] f32 = what a product with weights in blocks leaves out of the rows of a [n][k] f32
+     * as it rounds them: a - x * 2^-i * e, each step rounded to f32.  A k-block that counts as zero
+     * is copied; one whose e is NaN gives NaNs.  out is not a.  NULL on a GPU. */
+    int (*round_rest)(struct stream *s, struct mat out, struct mat a);
     /* Says which n <= MATMUL_MANY weights are read after the next product.  Threads that wait for
      * each other meanwhile bring the beginnings of these weights into their caches.  It changes no
      * result, and gains time if products have few rows.  NULL on a device on which it gains

@@ -17,10 +17,12 @@
 /* The prompt is three chunks and a tail. */
 enum { N_PROMPT = 205, N_FULL = 192, N_GENERATE = 8, N_LONGER = N_PROMPT + N_GENERATE + 5 };
 
-static void open_ranks(struct stack *k, const char *model, const char *dtype, int ranks)
+static void open_ranks_as(struct stack *k, const char *model, const char *dtype,
+                          const char *weights, int ranks)
 {
     et_open(k, &(struct stack_opts){.user.model = model,
                                     .user.dtype = dtype,
+                                    .user.weights = weights,
                                     .user.threads = 2,
                                     .user.tensor_parallel = ranks,
                                     .user.max_context = 256,
@@ -28,6 +30,11 @@ static void open_ranks(struct stack *k, const char *model, const char *dtype, in
                                     .user.save_buffer_bytes = 4 << 20,
                                     .user.no_reuse = true});
     assert_int_equal(k->dev->n_ranks, ranks);
+}
+
+static void open_ranks(struct stack *k, const char *model, const char *dtype, int ranks)
+{
+    open_ranks_as(k, model, dtype, "checkpoint", ranks);
 }
 
 static struct et_run ask(struct stack *k, const char *save, const char *plan,
@@ -209,13 +216,14 @@ TEST(memory_is_shared_out)
 enum { HEAD_ROWS = 70 };
 
 /* Computes the logits of hidden states that are whole numbers, so that sums are exact. */
-static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, float *out)
+static void head_logits(const char *model, const char *weights, int ranks, int n_rows,
+                        bool is_cut, float *out)
 {
     struct stack k;
     struct stream *s = NULL;
     struct model_work *w = NULL;
     struct buf mem = {0};
-    open_ranks(&k, model, "f32", ranks);
+    open_ranks_as(&k, model, "f32", weights, ranks);
     const struct model *m = k.model;
     int d = m->cfg.n_embd, vocab = m->cfg.vocab_size;
     assert_int_equal(m->w.head.n, is_cut ? vocab / ranks : vocab);
@@ -247,18 +255,21 @@ static void head_logits(const char *model, int ranks, int n_rows, bool is_cut, f
 TEST(the_head_is_cut_by_vocabulary)
 {
     static const struct {
-        const char *model;
+        const char *model, *weights;
         int ranks;
         bool is_cut;
-    } cases[] = {{"synth:tiny-mha", 2, true},
-                 {"synth:tiny-mha", 4, true},
-                 {"tests/model/golden/families/qwen3", 2, false}};
+    } cases[] = {{"synth:tiny-mha", "checkpoint", 2, true},
+                 {"synth:tiny-mha", "checkpoint", 4, true},
+                 {"synth:tiny-mha", "q8", 2, true},
+                 {"tests/model/golden/families/qwen3", "checkpoint", 2, false},
+                 {"tests/model/golden/families/qwen3", "q8", 2, false}};
     enum { MOST = HEAD_ROWS * 4096 };
     float *want = xcalloc(MOST, sizeof *want), *got = xcalloc(MOST, sizeof *got);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         for (int n = 1; n <= HEAD_ROWS; n += HEAD_ROWS - 1) {
-            head_logits(cases[i].model, 1, n, false, want);
-            head_logits(cases[i].model, cases[i].ranks, n, cases[i].is_cut, got);
+            head_logits(cases[i].model, cases[i].weights, 1, n, false, want);
+            head_logits(cases[i].model, cases[i].weights, cases[i].ranks, n,
+                        cases[i].is_cut, got);
             assert_memory_equal(got, want, MOST * sizeof *got);
         }
     free(want);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/pool.h"
 #include "model/weights_choose.h"
 #include "model/work.h"
@@ -638,6 +639,76 @@ TEST(test_a_comparison_measures_logits)
     assert_true(fabs(c.tried[0].perplexity / exp(nll[1] / (PROBE - 1)) - 1) < 1e-9);
     model_close(m);
     device_close(d);
+}
+
+enum { FINE_ROWS = 40 };
+
+/* Returns the largest difference of a row's logits from products in f64 with the head's weights,
+ * relative to the root of the sum of the squared terms. */
+static double worst_logit(const struct solo *t, const float *normed, const float *logits,
+                          const float *head)
+{
+    double worst = 0;
+    int d = t->m->cfg.n_embd;
+    for (int j = 0; j < t->m->cfg.vocab_size; j++) {
+        double size = 0,
+               want = t->m->w.head_bias != NULL ? (double)t->m->w.head_bias[j] : 0;
+        for (int k = 0; k < d; k++) {
+            double term = (double)normed[k] * (double)head[j * d + k];
+            want += term;
+            size += term * term;
+        }
+        worst = fmax(worst, fabs((double)logits[j] - want) / sqrt(size));
+    }
+    return worst;
+}
+
+/* A head of 8 bits also multiplies what rounding leaves out of a row: the row rounded to 8 bits
+ * alone exceeds this bound.  The bits are those of each row alone. */
+TEST(test_a_head_of_8_bits_rounds_twice)
+{
+    static const char *const sources[] = {"synth:tiny-gqa", FAMILIES "phi",
+                                          FAMILIES "qwen3"};
+    for (int i = 0; i < 3; i++) {
+        struct solo t;
+        solo_open_held(&t, sources[i], "f32", "q8");
+        const struct model *m = t.m;
+        int64_t d = m->cfg.n_embd, vocab = m->cfg.vocab_size;
+        assert_int_equal(m->w.head.dtype, DTYPE_Q8);
+        float *x = xcalloc((size_t)(FINE_ROWS * d), sizeof *x),
+              *normed = xcalloc((size_t)(FINE_ROWS * d), sizeof *x),
+              *head = xcalloc((size_t)(vocab * d), sizeof *x),
+              *all = xcalloc((size_t)(FINE_ROWS * vocab), sizeof *x),
+              *one = xcalloc((size_t)vocab, sizeof *x);
+        int32_t *ids = xcalloc((size_t)vocab, sizeof *ids);
+        for (int r = 0; r < FINE_ROWS * d; r++)
+            x[r] = (float)(r * 7919 % 23 - 11);
+        for (int32_t id = 0; id < vocab; id++)
+            ids[id] = id;
+        struct mat rows = mat_of(x, DTYPE_F32, FINE_ROWS, d);
+        assert_int_equal(
+            model_final_norm(m, t.work, t.s, rows, mat_of(normed, DTYPE_F32, FINE_ROWS, d)),
+            0);
+        assert_int_equal(t.dev->ops->weight_rows(t.s, mat_of(head, DTYPE_F32, vocab, d),
+                                                 &m->w.head, ids),
+                         0);
+        assert_int_equal(
+            model_head(m, t.work, t.s, rows, mat_of(all, DTYPE_F32, FINE_ROWS, vocab)), 0);
+        for (int r = 0; r < FINE_ROWS; r++) {
+            assert_true(worst_logit(&t, normed + r * d, all + r * vocab, head) < 2e-4);
+            assert_int_equal(model_head(m, t.work, t.s, mat_rows(rows, r, 1),
+                                        mat_of(one, DTYPE_F32, 1, vocab)),
+                             0);
+            assert_memory_equal(one, all + r * vocab, (size_t)vocab * sizeof *one);
+        }
+        free(x);
+        free(normed);
+        free(head);
+        free(all);
+        free(one);
+        free(ids);
+        solo_close(&t);
+    }
 }
 
 TEST(test_limits_of_a_choice)

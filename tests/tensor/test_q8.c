@@ -78,6 +78,55 @@ TEST(test_error)
     mat_free(&a);
 }
 
+/* Sets rows of x [9][k] to every kind: random, zero, tiny, huge, with an outlier, an infinity, a
+ * NaN. */
+static void rows_of_every_kind(float *x, int64_t k)
+{
+    for (int64_t i = 0; i < k; i++) {
+        x[0 * k + i] = 0;
+        x[1 * k + i] *= 1e-38f; /* counts as zero */
+        x[2 * k + i] *= 1e-29f; /* just large enough */
+        x[3 * k + i] *= 1e32f;
+        x[4 * k + i] *= 1e36f; /* too large: e is NaN */
+        x[5 * k + i] *= i % 40 == 0 ? 1e6f : 1;
+    }
+    x[6 * k + k / 2] = INFINITY;
+    x[7 * k + k - 1] = NAN;
+}
+
+/* What rounding leaves out is at most half a step, a 1/254 of the k-block's largest value, and has
+ * the bits of `ref` with every instruction set and whatever number of threads. */
+TEST(test_rest_of_rounding)
+{
+    enum { M = 9 };
+    static const int64_t widths[] = {1, 31, 33, 256, 288, 301, 2048};
+    for (size_t c = 0; c < sizeof widths / sizeof widths[0]; c++) {
+        int64_t k = widths[c];
+        struct mat a = mat_random(DTYPE_F32, M, k, 12), want = mat_alloc(DTYPE_F32, M, k);
+        rows_of_every_kind(a.data, k);
+        assert_int_equal(ref.ops->round_rest(ref.stream, want, a), 0);
+        const float *x = a.data, *rest = want.data;
+        for (int64_t i = 0; i < k; i++) {
+            assert_true(rest[k + i] == x[k + i] && fabsf(rest[8 * k + i]) <= 1.001f / 254);
+            assert_true(isnan(rest[4 * k + i]) || fabsf(x[4 * k + i]) < 0x1p110f);
+        }
+        assert_true(isnan(rest[6 * k + k / 2]) && isnan(rest[7 * k + k - 1]));
+        for (int isa = 0; isa < ISA_COUNT; isa++)
+            for (int n_threads = 1; n_threads <= 3; n_threads += 2) {
+                struct lab l = lab_cpu(isa_names[isa], n_threads);
+                if (l.device == NULL)
+                    continue;
+                struct mat got = mat_random(DTYPE_F32, M, k, 99);
+                assert_int_equal(l.ops->round_rest(l.stream, got, a), 0);
+                assert_same_bits(got, want);
+                mat_free(&got);
+                lab_close(&l);
+            }
+        mat_free(&want);
+        mat_free(&a);
+    }
+}
+
 /* An outlier coarsens its own block of 32 only: the k-block's other blocks halve the steps. */
 TEST(test_an_outlier_stays_alone)
 {

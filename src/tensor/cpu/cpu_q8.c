@@ -1,4 +1,4 @@
-/* cpu_q8.c - packs 8-bit weights, and reads rows of packed ones. */
+/* cpu_q8.c - packs 8-bit weights, reads rows of packed ones; what rounding leaves out. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/q8_blocks.h"
@@ -136,6 +136,49 @@ int cpu_q8_pack_blocks(struct stream *s, struct weight *w, int64_t row, const ui
     CHECK(w->dtype == DTYPE_Q8 && w->k % Q8_BLOCK == 0);
     CHECK(row >= 0 && row + n_rows <= w->n);
     return pack(s, pack_block_rows, w, row, src, n_rows);
+}
+
+/* --- what rounding leaves out ----------------------------------------------------------------- */
+
+struct rest_job {
+    const struct quant_kernels *kernels;
+    struct mat out, a;
+};
+
+/* Sets out [n] to the rest of one k-block; n <= MATMUL_K_BLOCK. */
+static void rest_of(const struct quant_kernels *kernels, float *out, const float *a,
+                    int64_t n)
+{
+    _Alignas(64) float at[Q4_ROW_BYTES / sizeof(float)];
+    kernels->round_row(a, n, (int16_t *)(void *)at, 0);
+    for (int64_t i = 0; i < n; i++) {
+        /* a base is 1.5 * 2^23 times its block's step */
+        float step = at[Q4_BASES + i / Q4_BLOCK] / 0x1.8p23f;
+        out[i] = a[i] - (float)((const int8_t *)at)[i] * step * at[Q4_E];
+    }
+}
+
+static void rest_rows(void *arg, int64_t begin, int64_t end)
+{
+    const struct rest_job *job = arg;
+    for (int64_t i = begin; i < end; i++)
+        for (int64_t k = 0; k < job->a.cols; k += MATMUL_K_BLOCK)
+            rest_of(job->kernels, (float *)row_ptr(job->out, i) + k,
+                    (const float *)row_ptr(job->a, i) + k,
+                    MIN(job->a.cols - k, MATMUL_K_BLOCK));
+}
+
+int cpu_round_rest(struct stream *s, struct mat out, struct mat a)
+{
+    check_same_shape(out, a);
+    check_f32(out);
+    check_f32(a);
+    int rc = stream_enter(s);
+    if (rc == 0) {
+        struct rest_job job = {quant_kernels_of(q4_all_kernels, s), out, a};
+        rows_run(s, a.rows, a.rows * a.cols, rest_rows, &job);
+    }
+    return rc;
 }
 
 /* --- rows ------------------------------------------------------------------------------------- */

@@ -67,6 +67,21 @@ void ref_round(const float *a, int64_t n, struct ref_rounded *r)
     r->e = isinf(largest) ? NAN : largest < 0x1p-100f ? 0 : largest / 127.0f;
 }
 
+int ref_round_rest(struct stream *s, struct mat out, struct mat a)
+{
+    check_same_shape(out, a);
+    for (int64_t i = 0; i < a.rows; i++)
+        for (int64_t k = 0; k < a.cols; k++) {
+            int64_t first = k - k % MATMUL_K_BLOCK, at = k - first;
+            struct ref_rounded r;
+            ref_round((const float *)a.data + i * a.ld + first,
+                      MIN(a.cols - first, MATMUL_K_BLOCK), &r);
+            float kept = (float)r.x[at] * r.step[at / Q4_BLOCK] * r.e;
+            mat_set(out, i, k, mat_get(a, i, k) - kept);
+        }
+    return stream_enter(s);
+}
+
 /* Returns the sum of x q over numbers [from, from + n) of a block. */
 static float sum_of(enum dtype t, const struct q4_part *p, const int32_t *x, int from,
                     int n)
