@@ -140,7 +140,7 @@ static int render_traced(const struct dialog *k, const struct chat_request *r, b
                          char **text, size_t *n_text, struct err *err)
 {
     uint8_t *foreign = NULL;
-    int rc = chat_render_traced(template_for(k, r), r, text, n_text, &foreign, err);
+    int rc = chat_render(template_for(k, r), r, text, n_text, &foreign, err);
     if (rc == 0 && guarded)
         rc = tokenizer_guard(k->tokenizer, text, n_text, foreign, err);
     free(foreign);
@@ -203,7 +203,7 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
         marks[i].message = chat->marks[i].message;
     int rc = chat->guarded || chat->n_marks > 0
                  ? render_traced(k, &r, chat->guarded, text, n_text, err)
-                 : chat_render(template_for(k, &r), &r, text, n_text, err);
+                 : chat_render(template_for(k, &r), &r, text, n_text, NULL, err);
     for (int i = 0; i < chat->n_marks; i++)
         chat->marks[i].at = marks[i].at;
     if (rc != 0) {

@@ -109,15 +109,35 @@ static const char *opt_string(struct fields *f, const char *key, const char *dfl
     return dflt;
 }
 
+/* Returns the array `key`. Returns NULL if it is absent or null, and after an error. */
+static const struct json *opt_array(struct fields *f, const char *key)
+{
+    const struct json *list = NULL;
+    saw(f, key);
+    if (f->rc == 0)
+        f->rc = json_opt_array(f->o, key, &list, f->err);
+    return list;
+}
+
 static bool is_null(const struct fields *f, const char *key)
 {
     return json_kind(json_member(f->o, key)) == JSON_KIND_NULL;
 }
 
+/* Sets the error, unless there is one already. */
+__attribute__((format(printf, 3, 4))) static void fail(struct fields *f, int code,
+                                                       const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    if (f->rc == 0)
+        f->rc = err_setv(f->err, code, fmt, ap);
+    va_end(ap);
+}
+
 static void refuse(struct fields *f, const char *key, const char *why)
 {
-    if (f->rc == 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': %s", key, why);
+    fail(f, ERR_UNSUPPORTED, "'%s': %s", key, why);
 }
 
 /* Checks a field that published files have: transformers' default would be another model. */
@@ -136,15 +156,23 @@ static void must_be(struct fields *f, const char *key, bool wanted)
 
 static void must_be_int(struct fields *f, const char *key, int32_t wanted)
 {
-    if (opt_int(f, key, INT32_MIN, INT32_MAX, wanted) != wanted && f->rc == 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %d is supported", key, wanted);
+    if (opt_int(f, key, INT32_MIN, INT32_MAX, wanted) != wanted)
+        fail(f, ERR_UNSUPPORTED, "'%s': only %d is supported", key, wanted);
+}
+
+/* Checks a word; dflt: its value if it is absent. */
+static void must_be_word(struct fields *f, const char *key, const char *dflt,
+                         const char *wanted)
+{
+    if (strcmp(opt_string(f, key, dflt), wanted) != 0)
+        fail(f, ERR_UNSUPPORTED, "'%s': only %s is supported", key, wanted);
 }
 
 /* Checks a factor that struct model_config cannot express. */
 static void must_be_real(struct fields *f, const char *key, double wanted)
 {
-    if (opt_real(f, key, wanted) != wanted && f->rc == 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'%s': only %g is supported", key, wanted);
+    if (opt_real(f, key, wanted) != wanted)
+        fail(f, ERR_UNSUPPORTED, "'%s': only %g is supported", key, wanted);
 }
 
 /* --- parts that families share ------------------------------------------------------------ */
@@ -173,7 +201,6 @@ static void read_sizes(struct fields *f, struct model_config *c, const char *ffn
 static void read_two_heads(struct fields *f, struct model_config *c)
 {
     const struct json *layers = NULL;
-    int64_t d = 512, n = c->n_kv_heads;
     saw(f, "per_layer_config");
     if (f->rc == 0)
         f->rc = json_opt_object(f->o, "per_layer_config", &layers, f->err);
@@ -181,9 +208,10 @@ static void read_two_heads(struct fields *f, struct model_config *c)
     bool per_layer = layers != NULL && json_next(&it);
     c->v_is_k = opt_bool(f, "attention_k_eq_v", false);
     c->local_d_head = need_int(f, "head_dim", 1, MAX_WIDTH);
-    d = opt_int(f, "global_head_dim", 1, MAX_WIDTH, 512);
-    int32_t of_global = opt_int(f, "num_global_key_value_heads", 1, MAX_WIDTH, (int32_t)n);
-    n = c->v_is_k ? of_global : n;
+    int64_t d = opt_int(f, "global_head_dim", 1, MAX_WIDTH, 512);
+    int32_t of_global = opt_int(f, "num_global_key_value_heads", 1, MAX_WIDTH,
+                                c->n_kv_heads);
+    int64_t n = c->v_is_k ? of_global : c->n_kv_heads;
     if (f->rc == 0 && per_layer &&
         ((f->rc = json_opt_int(it.value, "head_dim", 1, MAX_WIDTH, &d, f->err)) != 0 ||
          (f->rc = json_opt_int(it.value, "num_key_value_heads", 1, MAX_WIDTH, &n,
@@ -211,8 +239,7 @@ static void read_latent(struct fields *f, struct model_config *c)
     must_be(f, "rope_interleave", true);
     if (f->rc == 0 && ((int64_t)c->n_heads * (c->latent.d_nope + c->d_rope) > MAX_WIDTH ||
                        (int64_t)c->n_heads * c->latent.d_v > MAX_WIDTH))
-        f->rc = err_set(f->err, ERR_FORMAT, "the heads of all queries are wider than %d",
-                        MAX_WIDTH);
+        fail(f, ERR_FORMAT, "the heads of all queries are wider than %d", MAX_WIDTH);
 }
 
 /* Reads d_head: the file's value if there is one, else the width divided by the number of heads. */
@@ -230,10 +257,9 @@ static void read_head_dim(struct fields *f, struct model_config *c)
     if (f->rc != 0 || c->d_head != 0)
         return;
     if (c->n_embd % c->n_heads != 0)
-        f->rc = err_set(
-            f->err, ERR_FORMAT,
-            "'hidden_size' is %d, which is not a multiple of %d 'num_attention_heads'",
-            c->n_embd, c->n_heads);
+        fail(f, ERR_FORMAT,
+             "'hidden_size' is %d, which is not a multiple of %d 'num_attention_heads'",
+             c->n_embd, c->n_heads);
     c->d_head = c->n_embd / c->n_heads;
 }
 
@@ -257,10 +283,8 @@ static void check_act(struct fields *f, const struct model_config *c, const char
     for (size_t i = 0; f->rc == 0 && i < sizeof activations / sizeof activations[0]; i++)
         if (strcmp(activations[i].name, name) == 0 && activations[i].act == c->act)
             return;
-    if (f->rc == 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "'%s': activation '%s' is not supported in %s", key, name,
-                        family_name(c->family));
+    fail(f, ERR_UNSUPPORTED, "'%s': activation '%s' is not supported in %s", key, name,
+         family_name(c->family));
 }
 
 /* A scaling as a folder writes it. */
@@ -280,17 +304,16 @@ static void read_llama3_scaling(struct fields *f, struct written_scaling *s)
     s->factor = need_real(f, "factor");
     s->low = need_real(f, "low_freq_factor");
     s->high = need_real(f, "high_freq_factor");
-    if (f->rc == 0 && !(s->factor >= 1 && s->low > 0 && s->high > s->low))
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "needs factor >= 1 and 0 < low_freq_factor < high_freq_factor");
+    if (!(s->factor >= 1 && s->low > 0 && s->high > s->low))
+        fail(f, ERR_FORMAT, "needs factor >= 1 and 0 < low_freq_factor < high_freq_factor");
 }
 
 static void read_linear_scaling(struct fields *f, struct written_scaling *s)
 {
     s->kind = SCALING_LINEAR;
     s->factor = need_real(f, "factor");
-    if (f->rc == 0 && !(s->factor >= 1 && s->factor <= 1e6))
-        f->rc = err_set(f->err, ERR_FORMAT, "'factor' must be a number from 1 to 1000000");
+    if (!(s->factor >= 1 && s->factor <= 1e6))
+        fail(f, ERR_FORMAT, "'factor' must be a number from 1 to 1000000");
 }
 
 static void read_yarn_scaling(struct fields *f, struct written_scaling *s, float *magnitude)
@@ -311,9 +334,9 @@ static void read_yarn_scaling(struct fields *f, struct written_scaling *s, float
     *magnitude = (float)opt_real(f, "attention_factor", dflt);
     if (f->rc == 0 && !(y->factor >= 1 && y->factor <= 1e6 && y->beta_slow > 0 &&
                         y->beta_fast >= y->beta_slow && *magnitude > 0))
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "needs factor >= 1, beta_fast >= beta_slow > 0 and a positive "
-                        "attention_factor");
+        fail(f, ERR_FORMAT,
+             "needs factor >= 1, beta_fast >= beta_slow > 0 and a positive "
+             "attention_factor");
 }
 
 /* Returns the divisor of frequency i by Llama 3.1's scaling, which stretches long wavelengths by
@@ -358,15 +381,13 @@ static void read_factor_list(struct fields *f, const char *key, float *out)
     saw(f, key);
     if (f->rc == 0)
         f->rc = json_get_array(f->o, key, &list, f->err);
-    if (f->rc == 0 && json_count(list) > ROPE_MAX_FACTORS)
-        f->rc = err_set(f->err, ERR_FORMAT, "'%s' has more than %d entries", key,
-                        ROPE_MAX_FACTORS);
+    if (json_count(list) > ROPE_MAX_FACTORS)
+        fail(f, ERR_FORMAT, "'%s' has more than %d entries", key, ROPE_MAX_FACTORS);
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
         double x;
         if (!json_real_of(json_at(list, i), &x) ||
             !(x >= 1e-3 && (x <= 1e6 || (float)x == ROPE_STILL)))
-            f->rc = err_set(f->err, ERR_FORMAT,
-                            "'%s' must be numbers from 0.001 to 1000000", key);
+            fail(f, ERR_FORMAT, "'%s' must be numbers from 0.001 to 1000000", key);
         else
             out[i] = (float)x;
     }
@@ -383,10 +404,9 @@ static void read_longrope(struct fields *f, struct model_config *c, int32_t orig
     double factor = opt_real(f, "factor", ctx > 0 ? (double)c->max_ctx / ctx : 1);
     double magnitude = factor > 1 && ctx > 1 ? sqrt(1 + log(factor) / log(ctx)) : 1;
     c->rope_magnitude = (float)opt_real(f, "attention_factor", magnitude);
-    if (f->rc == 0 && (ctx == 0 || !(c->rope_magnitude > 0)))
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "needs 'original_max_position_embeddings' and a positive "
-                        "attention_factor");
+    if (ctx == 0 || !(c->rope_magnitude > 0))
+        fail(f, ERR_FORMAT,
+             "needs 'original_max_position_embeddings' and a positive attention_factor");
 }
 
 /* Reads a scaling of kind "factors", which only config_write writes, for GGUF models. */
@@ -523,14 +543,14 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
     if (f->rc != 0)
         return;
     if (!(isfinite(c->rope_theta) && c->rope_theta > 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'rope_theta' must be positive");
+        fail(f, ERR_FORMAT, "'rope_theta' must be positive");
     else if (fraction != rope_fraction && !has_partial_rotary(c->family))
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "'partial_rotary_factor' is %g, but %s models rotate whole heads; "
-                        "if this one does, remove the field",
-                        fraction, family_name(c->family));
+        fail(f, ERR_UNSUPPORTED,
+             "'partial_rotary_factor' is %g, but %s models rotate whole heads; "
+             "if this one does, remove the field",
+             fraction, family_name(c->family));
     else if (!(fraction > 0 && fraction <= 1))
-        f->rc = err_set(f->err, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
+        fail(f, ERR_FORMAT, "'partial_rotary_factor' must lie in (0, 1]");
     else if (!config_is_latent(c))
         c->d_rope = (int32_t)(c->d_head * fraction);
     if (f->rc == 0)
@@ -542,16 +562,15 @@ static void read_rope(struct fields *f, struct model_config *c, double rope_frac
          i++)
         if (i >= ROPE_MAX_FACTORS || !(c->rope_scaling.factors[i] > 0) ||
             (c->rope_scaling.short_ctx > 0 && !(c->rope_scaling.short_factors[i] > 0)))
-            f->rc = err_set(f->err, ERR_FORMAT, "'factors' has fewer entries than %d",
-                            c->d_rope / 2);
+            fail(f, ERR_FORMAT, "'factors' has fewer entries than %d", c->d_rope / 2);
 }
 
 static void read_norm_eps(struct fields *f, struct model_config *c, const char *key,
                           double dflt)
 {
     double eps = opt_real(f, key, dflt);
-    if (f->rc == 0 && !((float)eps > 0 && eps < 1))
-        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must lie between 0 and 1", key);
+    if (!((float)eps > 0 && eps < 1))
+        fail(f, ERR_FORMAT, "'%s' must lie between 0 and 1", key);
     c->norm_eps = (float)eps;
 }
 
@@ -594,11 +613,8 @@ static void all_windowed(struct model_config *c)
 /* Reads "layer_types" of newer files, the kind of each layer. */
 static void read_layer_types(struct fields *f, struct model_config *c)
 {
-    const struct json *list = NULL;
-    saw(f, "layer_types");
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "layer_types", &list, f->err);
-    if (f->rc != 0 || list == NULL)
+    const struct json *list = opt_array(f, "layer_types");
+    if (list == NULL)
         return;
     if (json_count(list) != (size_t)c->n_layers) {
         refuse(f, "layer_types", "must have one entry per layer");
@@ -699,8 +715,8 @@ static void read_gemma(struct fields *f, struct model_config *c)
 static float opt_factor(struct fields *f, const char *key, double dflt)
 {
     double x = opt_real(f, key, dflt);
-    if (f->rc == 0 && !(isfinite(x) && x > 0 && (float)x > 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must be a positive number", key);
+    if (!(isfinite(x) && x > 0 && (float)x > 0))
+        fail(f, ERR_FORMAT, "'%s' must be a positive number", key);
     return (float)x;
 }
 
@@ -721,8 +737,8 @@ static void read_spread_windows(struct fields *f, struct model_config *c, int ap
 static void read_query_scale(struct fields *f, struct model_config *c)
 {
     double scalar = opt_real(f, "query_pre_attn_scalar", 256);
-    if (f->rc == 0 && !(isfinite(scalar) && scalar > 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
+    if (!(isfinite(scalar) && scalar > 0))
+        fail(f, ERR_FORMAT, "'query_pre_attn_scalar' must be positive");
     c->attn_scale = scalar == c->d_head ? 0 : (float)(1.0 / sqrt(scalar));
 }
 
@@ -731,8 +747,8 @@ static void read_gemma3(struct fields *f, struct model_config *c)
     read_gemma(f, c);
     if (c->rope_local_theta == 0)
         c->rope_local_theta = opt_real(f, "rope_local_base_freq", 10000);
-    if (f->rc == 0 && !(isfinite(c->rope_local_theta) && c->rope_local_theta > 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'rope_local_base_freq' must be positive");
+    if (!(isfinite(c->rope_local_theta) && c->rope_local_theta > 0))
+        fail(f, ERR_FORMAT, "'rope_local_base_freq' must be positive");
     read_query_scale(f, c);
     c->both_ways = opt_bool(f, "use_bidirectional_attention", false);
     read_spread_windows(f, c, 6);
@@ -745,8 +761,8 @@ static void read_gemma3(struct fields *f, struct model_config *c)
 static float read_cap(struct fields *f, const char *key, double dflt)
 {
     double cap = opt_real(f, key, json_member(f->o, key) == NULL ? dflt : 0);
-    if (f->rc == 0 && !(isfinite(cap) && cap >= 0))
-        f->rc = err_set(f->err, ERR_FORMAT, "'%s' must not be negative", key);
+    if (!(isfinite(cap) && cap >= 0))
+        fail(f, ERR_FORMAT, "'%s' must not be negative", key);
     return (float)cap;
 }
 
@@ -783,7 +799,7 @@ static void read_experts_beside(struct fields *f, struct model_config *c)
     c->n_ffn = need_int(f, "moe_intermediate_size", 1, MAX_WIDTH);
     c->n_experts = need_int(f, "num_experts", 1, MODEL_MAX_EXPERTS);
     c->n_experts_used = need_int(f, "top_k_experts", 1, MODEL_MAX_EXPERTS_USED);
-    if (f->rc == 0 && c->n_experts_used > c->n_experts)
+    if (c->n_experts_used > c->n_experts)
         refuse(f, "top_k_experts", "is more than the experts");
     if (c->wide_reading)
         refuse(f, "use_double_wide_mlp", "is not supported beside experts");
@@ -798,11 +814,9 @@ static void read_gemma4(struct fields *f, struct model_config *c)
                               ? c->rope_local_theta
                               : (double)opt_factor(f, "rope_local_base_freq", 10000);
     c->logit_cap = read_cap(f, "final_logit_softcapping", 0);
-    if (!is_null(f, "use_bidirectional_attention") &&
-        strcmp(opt_string(f, "use_bidirectional_attention", ""), "vision") != 0)
-        refuse(f, "use_bidirectional_attention", "only vision is supported");
+    must_be_word(f, "use_bidirectional_attention", "vision", "vision");
     read_spread_windows(f, c, 6);
-    if (f->rc == 0 && layer_set_has(&c->windowed, c->n_layers - 1))
+    if (layer_set_has(&c->windowed, c->n_layers - 1))
         refuse(f, "layer_types", "the last layer must see all tokens");
     check_layer_heads(f, c);
     bool other = c->local_d_head != c->d_head || c->local_kv_heads != c->n_kv_heads;
@@ -821,7 +835,7 @@ static void read_gemma4(struct fields *f, struct model_config *c)
     saw(f, "vocab_size_per_layer_input");
     if (c->n_layer_embd > 0)
         must_be_int(f, "vocab_size_per_layer_input", c->vocab_size);
-    if (f->rc == 0 && c->n_layer_embd % 16 != 0)
+    if (c->n_layer_embd % 16 != 0)
         refuse(f, "hidden_size_per_layer_input", "must be a multiple of 16");
 }
 
@@ -872,8 +886,8 @@ static void read_ministral3(struct fields *f, struct model_config *c)
     if (is_null(f, "rope_parameters") && is_null(f, "rope_scaling"))
         refuse(f, "rope_parameters", "is missing");
     read_llama(f, c);
-    if (f->rc == 0 && !(c->query_growth >= 0 && c->query_growth < 100))
-        f->rc = err_set(f->err, ERR_FORMAT, "'llama_4_scaling_beta' must be from 0 to 100");
+    if (!(c->query_growth >= 0 && c->query_growth < 100))
+        fail(f, ERR_FORMAT, "'llama_4_scaling_beta' must be from 0 to 100");
     c->sliding_window = opt_int(f, "sliding_window", 1, MAX_CTX, 0);
     all_windowed(c);
 }
@@ -894,10 +908,9 @@ static void read_experts(struct fields *f, struct model_config *c, const char *k
     c->n_experts = is_null(f, key) ? need_int(f, other, 1, MODEL_MAX_EXPERTS)
                                    : need_int(f, key, 1, MODEL_MAX_EXPERTS);
     c->n_experts_used = need_int(f, "num_experts_per_tok", 1, MODEL_MAX_EXPERTS_USED);
-    if (f->rc == 0 && c->n_experts_used > c->n_experts)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "'num_experts_per_tok' is %d, and the model has %d experts",
-                        c->n_experts_used, c->n_experts);
+    if (c->n_experts_used > c->n_experts)
+        fail(f, ERR_FORMAT, "'num_experts_per_tok' is %d, and the model has %d experts",
+             c->n_experts_used, c->n_experts);
 }
 
 /* Reads the experts that every layer has. normed: the default of norm_topk_prob. */
@@ -922,7 +935,7 @@ static void read_qwen3_moe(struct fields *f, struct model_config *c)
 static void read_recurrent_types(struct fields *f, struct model_config *c)
 {
     read_layer_types(f, c);
-    if (f->rc == 0 && layer_set_last_out(&c->recurrent, c->n_layers) < 0)
+    if (layer_set_last_out(&c->recurrent, c->n_layers) < 0)
         refuse(f, "layer_types", "a model without a layer of attention is not supported");
 }
 
@@ -933,17 +946,15 @@ static void check_recurrence(struct fields *f, const struct recurrence *r, const
     if (f->rc != 0)
         return;
     if (r->n_v % r->n_k != 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "%d '%s' with %d '%s': a multiple of these is supported", r->n_v,
-                        n_v, r->n_k, n_k);
+        fail(f, ERR_UNSUPPORTED, "%d '%s' with %d '%s': a multiple of these is supported",
+             r->n_v, n_v, r->n_k, n_k);
     else if (r->d_k % 16 != 0 || r->d_v % 16 != 0 || r->d_k > DELTA_MAX_WIDTH ||
              r->d_v > DELTA_MAX_WIDTH)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "'%s' %d and '%s' %d: multiples of 16 up to %d are supported", d_k,
-                        r->d_k, d_v, r->d_v, DELTA_MAX_WIDTH);
+        fail(f, ERR_UNSUPPORTED,
+             "'%s' %d and '%s' %d: multiples of 16 up to %d are supported", d_k, r->d_k,
+             d_v, r->d_v, DELTA_MAX_WIDTH);
     else if ((int64_t)r->n_k * r->d_k > MAX_WIDTH || (int64_t)r->n_v * r->d_v > MAX_WIDTH)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "the heads of 'linear_attention' are wider than %d", MAX_WIDTH);
+        fail(f, ERR_FORMAT, "the heads of 'linear_attention' are wider than %d", MAX_WIDTH);
 }
 
 /* Reads the sizes of recurrent layers, and which layers these are. */
@@ -973,8 +984,7 @@ static void read_qwen3_5(struct fields *f, struct model_config *c)
     must_have(f, "num_key_value_heads");
     read_llama(f, c);
     must_be(f, "attn_output_gate", true);
-    if (strcmp(opt_string(f, "mamba_ssm_dtype", "float32"), "float32") != 0)
-        refuse(f, "mamba_ssm_dtype", "only float32 is supported");
+    must_be_word(f, "mamba_ssm_dtype", "float32", "float32");
     read_recurrence(f, c);
 }
 
@@ -1007,7 +1017,6 @@ static int32_t read_lfm2_width(struct fields *f)
  * attention; layer_types, if present, replaces it. One of the two must be there. */
 static void read_lfm2(struct fields *f, struct model_config *c)
 {
-    const struct json *list = NULL;
     struct layer_set attention = {{0}};
     int64_t l = 0;
     must_have(f, "num_key_value_heads");
@@ -1019,11 +1028,9 @@ static void read_lfm2(struct fields *f, struct model_config *c)
     must_be(f, "conv_bias", false);
     c->recurrence = config_short_conv(c->n_embd,
                                       opt_int(f, "conv_L_cache", 2, DELTA_MAX_CONV, 3));
-    if (f->rc == 0 && c->n_embd % 16 != 0)
+    if (c->n_embd % 16 != 0)
         refuse(f, "hidden_size", "only multiples of 16 are supported");
-    saw(f, "full_attn_idxs");
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "full_attn_idxs", &list, f->err);
+    const struct json *list = opt_array(f, "full_attn_idxs");
     if (list == NULL && is_null(f, "layer_types"))
         refuse(f, "layer_types", "is missing");
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
@@ -1040,12 +1047,9 @@ static void read_lfm2(struct fields *f, struct model_config *c)
 /* Reads the limits of Mamba-2's time steps: there must be none. */
 static void read_step_limits(struct fields *f)
 {
-    const struct json *list = NULL;
+    const struct json *list = opt_array(f, "time_step_limit");
     double from = 0, to = INFINITY;
-    saw(f, "time_step_limit");
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "time_step_limit", &list, f->err);
-    if (f->rc != 0 || list == NULL)
+    if (list == NULL)
         return;
     (void)json_real_of(json_at(list, 1), &to); /* infinity is written as an object */
     if (!json_real_of(json_at(list, 0), &from) || from > 0 || isfinite(to))
@@ -1072,8 +1076,7 @@ static void read_granite_hybrid(struct fields *f, struct model_config *c)
     c->experts_normed = c->n_experts > 0;
     c->rope_local_only = strcmp(opt_string(f, "position_embedding_type", "nope"), "rope") !=
                          0;
-    if (strcmp(opt_string(f, "normalization_function", "rmsnorm"), "rmsnorm") != 0)
-        refuse(f, "normalization_function", "only rmsnorm is supported");
+    must_be_word(f, "normalization_function", "rmsnorm", "rmsnorm");
     must_be(f, "mamba_conv_bias", true);
     must_be(f, "mamba_proj_bias", false);
     read_step_limits(f);
@@ -1091,7 +1094,7 @@ static void read_granite_hybrid(struct fields *f, struct model_config *c)
     read_recurrent_types(f, c);
     if (layer_set_is_empty(&c->recurrent))
         *r = (struct recurrence){0};
-    else if (f->rc == 0 && (int64_t)r->n_v * r->d_v != width)
+    else if ((int64_t)r->n_v * r->d_v != width)
         refuse(f, "mamba_d_head",
                "times 'mamba_n_heads' must be 'mamba_expand' times the width");
     else
@@ -1108,10 +1111,9 @@ static void read_expert_groups(struct fields *f, struct model_config *c)
         return;
     if (c->n_experts % n != 0 || c->n_experts / n < 2 || used > n ||
         c->n_experts_used > c->n_experts / n * used)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "'n_group' %d and 'topk_group' %d do not fit %d experts, of which "
-                        "%d are used",
-                        n, used, c->n_experts, c->n_experts_used);
+        fail(f, ERR_FORMAT,
+             "'n_group' %d and 'topk_group' %d do not fit %d experts, of which %d are used",
+             n, used, c->n_experts, c->n_experts_used);
     c->expert_groups.n = n;
     c->expert_groups.used = used;
 }
@@ -1143,11 +1145,8 @@ static void read_glm4_moe(struct fields *f, struct model_config *c)
 /* Reads the layers of a glm4_moe_lite: the first ones have no experts. */
 static void read_mlp_types(struct fields *f, struct model_config *c)
 {
-    const struct json *list = NULL;
-    saw(f, "mlp_layer_types");
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "mlp_layer_types", &list, f->err);
-    if (f->rc != 0 || list == NULL)
+    const struct json *list = opt_array(f, "mlp_layer_types");
+    if (list == NULL)
         return;
     if (json_count(list) != (size_t)c->n_layers)
         refuse(f, "mlp_layer_types", "must have one entry per layer");
@@ -1176,15 +1175,13 @@ static void read_deepseek2(struct fields *f, struct model_config *c)
         read_mlp_types(f, c);
     read_glm4_experts(f, c, is_glm ? 1 : 2);
     must_be_int(f, "moe_layer_freq", 1);
-    const char *choice = opt_string(f, "topk_method", is_glm ? "noaux_tc" : "greedy"),
-               *shares = opt_string(f, "scoring_func", is_glm ? "sigmoid" : "softmax");
-    if (f->rc == 0 && strcmp(choice, is_glm ? "noaux_tc" : "greedy") != 0)
-        refuse(f, "topk_method", "only the family's own is supported");
-    if (f->rc == 0 && strcmp(shares, is_glm ? "sigmoid" : "softmax") != 0)
-        refuse(f, "scoring_func", "only the family's own is supported");
-    if (f->rc == 0 && !is_glm && c->experts_normed) /* transformers ignores it */
+    const char *choice = is_glm ? "noaux_tc" : "greedy",
+               *shares = is_glm ? "sigmoid" : "softmax";
+    must_be_word(f, "topk_method", choice, choice);
+    must_be_word(f, "scoring_func", shares, shares);
+    if (!is_glm && c->experts_normed) /* transformers ignores it */
         refuse(f, "norm_topk_prob", "true is not supported");
-    if (f->rc == 0 && !is_glm && c->expert_groups.n > 0)
+    if (!is_glm && c->expert_groups.n > 0)
         refuse(f, "n_group", "groups of experts are not supported in this family");
 }
 
@@ -1208,8 +1205,7 @@ static void read_gpt_oss(struct fields *f, struct model_config *c)
     if (!in_rope)
         must_have(f, "rope_scaling");
     read_llama_like(f, c);
-    if (f->rc == 0 && strcmp(opt_string(f, "hidden_act", "silu"), "silu") != 0)
-        refuse(f, "hidden_act", "only silu is supported");
+    must_be_word(f, "hidden_act", "silu", "silu");
     must_be_real(f, "swiglu_alpha", 1.702);
     must_be_real(f, "swiglu_limit", 7);
     c->tie_word_embeddings = opt_bool(f, "tie_word_embeddings", false);
@@ -1353,14 +1349,12 @@ static void families_text(char *out, size_t out_bytes)
 static void read_family(struct fields *f, enum model_family *out)
 {
     const char *type = opt_string(f, "model_type", NULL);
-    const struct json *list = NULL;
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "architectures", &list, f->err);
+    const struct json *list = opt_array(f, "architectures");
     if (f->rc != 0)
         return;
     const char *arch = json_string_of(json_at(list, 0), NULL);
     if (type == NULL && arch == NULL) {
-        f->rc = err_set(f->err, ERR_FORMAT, "'model_type' and 'architectures' are missing");
+        fail(f, ERR_FORMAT, "'model_type' and 'architectures' are missing");
         return;
     }
     for (int i = 0; i < N_FAMILIES; i++) {
@@ -1374,11 +1368,10 @@ static void read_family(struct fields *f, enum model_family *out)
     }
     char known[480];
     families_text(known, sizeof known);
-    f->rc = err_set(
-        f->err, ERR_UNSUPPORTED,
-        "model_type '%s' with architecture '%s' is not supported; these are: %s "
-        "(see hcache model --families)",
-        type != NULL ? type : "(none)", arch != NULL ? arch : "(none)", known);
+    fail(f, ERR_UNSUPPORTED,
+         "model_type '%s' with architecture '%s' is not supported; these are: %s "
+         "(see hcache model --families)",
+         type != NULL ? type : "(none)", arch != NULL ? arch : "(none)", known);
 }
 
 /* --- fields that every family has --------------------------------------------------------- */
@@ -1398,7 +1391,7 @@ static void read_weight_type(struct fields *f, struct model_config *c)
         if (strcmp(names[i].name, s) == 0)
             c->weight_type = names[i].type;
     if (c->weight_type == WEIGHT_UNSPECIFIED)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED, "'torch_dtype': '%s' is not supported", s);
+        fail(f, ERR_UNSUPPORTED, "'torch_dtype': '%s' is not supported", s);
 }
 
 int config_add_eos(struct model_config *c, int64_t id, struct err *err)
@@ -1457,28 +1450,25 @@ static void check_sizes(struct fields *f, const struct model_config *c)
     if (f->rc != 0)
         return;
     if (c->n_heads % c->n_kv_heads != 0)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "%d attention heads are not a multiple of %d KV heads", c->n_heads,
-                        c->n_kv_heads);
+        fail(f, ERR_FORMAT, "%d attention heads are not a multiple of %d KV heads",
+             c->n_heads, c->n_kv_heads);
     else if ((int64_t)c->n_heads * c->d_head > MAX_WIDTH)
-        f->rc = err_set(f->err, ERR_FORMAT, "%d heads of %d dimensions are more than %d",
-                        c->n_heads, c->d_head, MAX_WIDTH);
+        fail(f, ERR_FORMAT, "%d heads of %d dimensions are more than %d", c->n_heads,
+             c->d_head, MAX_WIDTH);
     else if (c->d_head > ATTENTION_MAX_D_HEAD)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "heads of %d dimensions: at most %d are supported", c->d_head,
-                        ATTENTION_MAX_D_HEAD);
+        fail(f, ERR_UNSUPPORTED, "heads of %d dimensions: at most %d are supported",
+             c->d_head, ATTENTION_MAX_D_HEAD);
     else if (c->n_heads / c->n_kv_heads > ATTENTION_MAX_GROUP)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "%d attention heads for each KV head: at most %d are supported",
-                        c->n_heads / c->n_kv_heads, ATTENTION_MAX_GROUP);
+        fail(f, ERR_UNSUPPORTED,
+             "%d attention heads for each KV head: at most %d are supported",
+             c->n_heads / c->n_kv_heads, ATTENTION_MAX_GROUP);
     else if (c->position == POSITION_ROPE && (c->d_rope < 2 || c->d_rope % 2 != 0))
-        f->rc = err_set(
-            f->err, ERR_FORMAT,
-            "%d dimensions of a head are rotated; the number must be even and positive",
-            c->d_rope);
+        fail(f, ERR_FORMAT,
+             "%d dimensions of a head are rotated; the number must be even and positive",
+             c->d_rope);
     else if (c->d_head % 2 != 0)
-        f->rc = err_set(f->err, ERR_UNSUPPORTED,
-                        "heads of %d dimensions: the number must be even", c->d_head);
+        fail(f, ERR_UNSUPPORTED, "heads of %d dimensions: the number must be even",
+             c->d_head);
 }
 
 /* Refuses fields of other families that change results and that this family does not have.  They
@@ -1540,12 +1530,9 @@ static void read_quantisation(struct fields *f, struct model_config *c)
 /* Reads the widths of the layers behind the pooling. */
 static void read_dense(struct fields *f, struct model_config *c)
 {
-    const struct json *list = NULL;
+    const struct json *list = opt_array(f, "hcache_dense");
     int64_t width;
-    saw(f, "hcache_dense");
-    if (f->rc == 0)
-        f->rc = json_opt_array(f->o, "hcache_dense", &list, f->err);
-    if (f->rc == 0 && json_count(list) > CONFIG_MAX_DENSE)
+    if (json_count(list) > CONFIG_MAX_DENSE)
         refuse(f, "hcache_dense", "has too many entries");
     for (size_t i = 0; f->rc == 0 && i < json_count(list); i++) {
         if (!json_int_of(json_at(list, i), &width) || width < 1 || width > MAX_WIDTH)
@@ -1561,10 +1548,9 @@ static void read_common(struct fields *f, struct model_config *c)
     check_sizes(f, c);
     read_weight_type(f, c);
     c->bos_id = opt_int(f, "bos_token_id", -1, MAX_VOCAB, c->bos_id);
-    if (f->rc == 0 && c->bos_id >= c->vocab_size)
-        f->rc = err_set(f->err, ERR_FORMAT,
-                        "'bos_token_id' %d is outside the vocabulary of %d", c->bos_id,
-                        c->vocab_size);
+    if (c->bos_id >= c->vocab_size)
+        fail(f, ERR_FORMAT, "'bos_token_id' %d is outside the vocabulary of %d", c->bos_id,
+             c->vocab_size);
     if (f->rc == 0)
         f->rc = read_eos(c, f->o, f->err);
     read_quantisation(f, c);

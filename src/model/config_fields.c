@@ -13,10 +13,7 @@
 
 /* Fields about training, generation, the library itself, and text. */
 static const char *const harmless[] = {
-    /* config.c reads these itself, without marking all of them as read */
-    "architectures",
-    "model_type",
-    "eos_token_id",
+    "eos_token_id", /* config.c reads it, without marking it as read */
     /* transformers' own settings */
     "_attn_implementation",
     "_attn_implementation_autoset",

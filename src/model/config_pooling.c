@@ -5,7 +5,6 @@
  * Nothing in its files names a reranker of Qwen3; as in llama.cpp's converter, its README does. */
 #include "model/config_family.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -30,24 +29,6 @@ enum pooling pooling_of_name(const char *name)
         if (strcmp(names[i], name) == 0)
             return (enum pooling)i;
     return POOLING_OTHER;
-}
-
-/* Reads a JSON file of the folder. *out, which the caller frees, is NULL if there is none. */
-static int read_json(const char *dir, const char *name, struct json **out, struct err *err)
-{
-    char *bytes = NULL;
-    size_t n = 0;
-    struct err local = {0};
-    *out = NULL;
-    int rc = model_file_read(dir, name, MAX_BYTES, &bytes, &n, &local);
-    if (rc == -ENOENT || rc == -ENOTDIR)
-        return 0;
-    if (rc == 0)
-        rc = json_parse(out, bytes, n, name, &local);
-    if (rc != 0)
-        err_set(err, rc, "%s: %s", dir, local.msg);
-    free(bytes);
-    return rc;
 }
 
 /* Returns the pooling that a configuration names. Returns POOLING_OTHER if it names none, or
@@ -82,7 +63,7 @@ static int read_pooling(const char *dir, const char *path, enum pooling *io,
 {
     struct json *o;
     char *name = xasprintf("%s/config.json", path);
-    int rc = read_json(dir, name, &o, err);
+    int rc = model_json_read(dir, name, MAX_BYTES, &o, err);
     if (rc == 0 && o != NULL)
         *io = pooling_of(o);
     json_free(o);
@@ -107,7 +88,7 @@ static int read_dense(const char *dir, const char *path, struct model_config *io
     char *name = xasprintf("%s/config.json", path);
     bool has_bias = true;
     int64_t in = 0, out = 0;
-    int rc = read_json(dir, name, &o, err);
+    int rc = model_json_read(dir, name, MAX_BYTES, &o, err);
     (void)json_bool_of(json_member(o, "bias"), &has_bias);
     *known = json_int_of(json_member(o, "in_features"), &in) && !has_bias &&
              json_int_of(json_member(o, "out_features"), &out) &&
@@ -124,9 +105,8 @@ static int read_dense(const char *dir, const char *path, struct model_config *io
 char *config_dense_path(const char *dir, int i)
 {
     struct json *list;
-    struct err unused = {0};
     char *out = NULL;
-    if (read_json(dir, "modules.json", &list, &unused) != 0)
+    if (model_json_read(dir, "modules.json", MAX_BYTES, &list, NULL) != 0)
         return NULL;
     for (size_t k = 0; out == NULL && k < json_count(list); k++) {
         const char *path = json_string_of(json_member(json_at(list, k), "path"), NULL);
@@ -168,8 +148,7 @@ static bool is_reranker(const char *dir)
 {
     char *bytes = NULL;
     size_t n = 0;
-    struct err unused = {0};
-    bool is = model_file_read(dir, "README.md", MAX_BYTES, &bytes, &n, &unused) == 0 &&
+    bool is = model_file_read(dir, "README.md", MAX_BYTES, &bytes, &n, NULL) == 0 &&
               memmem(bytes, n, "# Qwen3-Reranker", 16) != NULL;
     free(bytes);
     return is;
@@ -178,7 +157,7 @@ static bool is_reranker(const char *dir)
 int config_load_pooling(const char *dir, struct model_config *io, struct err *err)
 {
     struct json *list;
-    int rc = read_json(dir, "modules.json", &list, err);
+    int rc = model_json_read(dir, "modules.json", MAX_BYTES, &list, err);
     if (rc != 0)
         return rc;
     rc = json_kind(list) == JSON_KIND_ARRAY

@@ -13,18 +13,6 @@
 _Static_assert(sizeof(struct model_config) == 2672 || sizeof(void *) != 8,
                "struct model_config has changed: see config_state_text");
 
-/* Returns the maximum context if the rotation depends on it, else 0. */
-static int32_t context_of(const struct model_config *c)
-{
-    switch (c->rope_scaling.kind) {
-    case ROPE_SCALING_NONE:
-    /* the rotation depends on the original context, which is another field */
-    case ROPE_SCALING_FACTORS:
-        return 0;
-    }
-    return c->max_ctx;
-}
-
 /* Appends the factors of the frequencies, each preceded by a blank. */
 static void add_factors(struct textbuf *b, const struct model_config *c)
 {
@@ -116,6 +104,7 @@ static void add_more(struct textbuf *b, const struct model_config *c)
             textbuf_addf(b, "; %s %a", fields[i].name, fields[i].value);
 }
 
+/* "context 0" is for scalings that depend on the context: no kind does. */
 char *config_state_text(const struct model_config *c)
 {
     struct textbuf b = {0};
@@ -125,14 +114,13 @@ char *config_state_text(const struct model_config *c)
         "%d; vocabulary %d; "
         "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
         "norm %d; position %d; "
-        "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context %d; offset %d; "
+        "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context 0; offset %d; "
         "window %d",
         family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
         c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
         (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,
         c->mlp_bias, c->head_bias, (int)c->qk_norm, (int)c->position, c->rope_theta,
-        c->d_rope, (int)c->rope_scaling.kind, context_of(c), c->position_offset,
-        c->sliding_window);
+        c->d_rope, (int)c->rope_scaling.kind, c->position_offset, c->sliding_window);
     add_windows(&b, c);
     textbuf_addf(&b, "; embedding %a; tied %d; factors", (double)c->embed_scale,
                  c->tie_word_embeddings);

@@ -377,3 +377,22 @@ int model_file_read(const char *source, const char *name, size_t max_bytes, char
     pack_file_close(&f);
     return rc;
 }
+
+int model_json_read(const char *source, const char *name, size_t max_bytes,
+                    struct json **out, struct err *err)
+{
+    char *bytes = NULL, *path = xasprintf("%s/%s", source, name);
+    size_t n = 0;
+    struct err local = {0};
+    *out = NULL;
+    int rc = model_file_read(source, name, max_bytes, &bytes, &n, &local);
+    if (rc == 0)
+        rc = json_parse(out, bytes, n, path, &local);
+    if (rc == -ENOENT || rc == -ENOTDIR)
+        rc = 0;
+    if (rc != 0 && err != NULL)
+        *err = local;
+    free(bytes);
+    free(path);
+    return rc;
+}

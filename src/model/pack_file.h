@@ -139,4 +139,10 @@ int pack_member_read(const struct pack_file *f, const char *name, char **out, si
 int model_file_read(const char *source, const char *name, size_t max_bytes, char **out,
                     size_t *n, struct err *err);
 
+/* Parses a JSON file of a model, which may be missing. Sets *out to its value, which the caller
+ * frees, or to NULL after an error and if there is no such file. */
+struct json;
+int model_json_read(const char *source, const char *name, size_t max_bytes,
+                    struct json **out, struct err *err);
+
 #endif

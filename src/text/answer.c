@@ -14,15 +14,20 @@
 #include "base/json_walk.h"
 #include "text/answer_impl.h"
 
-/* Most bytes of a name, of a key, and of what is skipped: longer ones are text. */
+/* Most bytes of a name, of a key, and of text that is skipped. Longer ones are text of the
+ * answer. */
 enum { MAX_NAME = 256 };
+
+/* A state of the parser: reads from a->at on, and sets the next state. Returns false if it needs
+ * more text; then the state stays. */
+typedef bool answer_state(struct answer *a);
 
 struct answer {
     const struct answer_form *f;
     const struct json *tools;
-    bool has_tools, is_final;
-    /* Reads what comes next. Returns false if it needs more text. */
-    bool (*state)(struct answer *a);
+    bool has_tools;
+    bool is_final; /* the answer has ended: no more text comes */
+    answer_state *state;
     struct textbuf in;
     size_t at, from;
     size_t body; /* behind the opening tag of the call that begins at `from` */
@@ -31,17 +36,16 @@ struct answer {
     /* the call that is being read */
     struct json_walk walk;
     struct textbuf name, arguments, key;
-    bool has_call; /* name and arguments are a call that ends with its closing tag */
-    bool value_is_json, value_is_text;
-    int depth, quoted;
+    bool has_call;      /* name and arguments are a call that ends with its closing tag */
+    bool value_is_text; /* the tool's schema wants text for the parameter `key` */
+    int depth;          /* open brackets */
+    int quoted;         /* inside quotes; in Python, the quotation mark that ends them */
     struct textbuf blanks; /* blanks that belong to the text only if more text follows */
     bool any_call, is_thought;
     struct answer_part *part;
     size_t n_parts;
 };
 
-/* The states of the reader. */
-typedef bool answer_state(struct answer *a);
 static answer_state begin, after_thought, thought_begin, thought, text, section, skip_to,
     name, object, object_walk, list_item, list_next, bare_next, parameter, key, key_skip,
     value, braces, python, close_call, close_more, header, channel_text, channel_call,
@@ -124,7 +128,7 @@ static void add_call(struct answer *a, const char *tool, const char *arguments, 
 /* --- moving --------------------------------------------------------------------------- */
 
 /* Makes `state` the next state, which reads from a->at on. Returns true, as states do. */
-static bool go(struct answer *a, bool (*state)(struct answer *a))
+static bool go(struct answer *a, answer_state *state)
 {
     a->state = state;
     a->scan = a->at;
@@ -136,7 +140,7 @@ static long match(const struct answer *a, enum form_tag tag, size_t at)
     return tag_match(&a->f->tag[tag], a->in.p, a->in.n, at);
 }
 
-/* Returns whether more text may still complete the tag that match found the beginning of (m). */
+/* Returns whether more text may complete a tag, of which match has returned m. */
 static bool may_still(const struct answer *a, long m)
 {
     return m == MATCH_MORE && !a->is_final;
@@ -150,9 +154,9 @@ static size_t skip_blanks(const struct answer *a, size_t at)
     return at;
 }
 
-/* What is being read is no call. Shows it as text up to its first closing tag, or up to where it
- * went wrong, and reads on from there. If the answer has ended, shows all of the rest: a call that
- * was cut must not become another call that its argument quotes. */
+/* Ends the reading of a call that turns out to be none. Shows its text up to its first closing tag,
+ * else up to a->at, and reads on from there. If the answer has ended, shows all of the rest: the
+ * argument of a call that was cut may quote another call, which must not count. Returns true. */
 static bool fail(struct answer *a)
 {
     size_t to = MAX(a->at, a->body);
@@ -167,8 +171,8 @@ static bool fail(struct answer *a)
     return go(a, text);
 }
 
-/* Moves a->scan to the next tag. Returns the tag's offset, with its end in *end, or a->in.n if the
- * text has no whole tag yet. */
+/* Moves a->scan to the next such tag. Returns the tag's offset and sets *end to its end. Returns
+ * a->in.n if the text has no whole tag yet; a->scan is then where the tag may begin. */
 static size_t search(struct answer *a, enum form_tag tag, size_t *end)
 {
     for (; a->scan < a->in.n; a->scan++) {
@@ -183,7 +187,6 @@ static size_t search(struct answer *a, enum form_tag tag, size_t *end)
     return a->in.n;
 }
 
-/* The text up to the end of the answer does not have what the state needs. */
 /* Waits for the rest of a call. If the answer has ended, none comes, and the call is text. */
 static bool wait_or_fail(struct answer *a)
 {
@@ -239,9 +242,11 @@ static bool thought_begin(struct answer *a)
 static bool thought(struct answer *a)
 {
     size_t end = 0, at = search(a, TAG_THOUGHT_END, &end);
-    add(a, ANSWER_THOUGHT, a->at, a->is_final && at == a->in.n ? at : a->scan);
-    a->at = a->is_final && at == a->in.n ? at : a->scan;
-    if (at == a->in.n)
+    bool is_closed = at < a->in.n;
+    at = a->is_final ? at : a->scan;
+    add(a, ANSWER_THOUGHT, a->at, at);
+    a->at = at;
+    if (!is_closed)
         return false;
     a->blanks.n = 0;
     a->at = end;
@@ -256,11 +261,10 @@ static bool after_thought(struct answer *a)
 
 /* --- text ----------------------------------------------------------------------------- */
 
-/* Begins a call whose opening tag is in[from, end). */
 /* Begins the call whose opening tag is in[from, end). */
 static bool open_call(struct answer *a, size_t from, size_t end)
 {
-    static bool (*const states[])(struct answer *) = {
+    static answer_state *const states[] = {
         [CALL_OBJECT] = object, [CALL_JSON] = name,     [CALL_TAGS] = name,
         [CALL_BRACES] = name,   [CALL_PYTHON] = python, [CALL_CHANNEL] = header};
     a->from = from;
@@ -370,8 +374,8 @@ static bool set_name(struct answer *a, size_t from, size_t to)
     return tools_have(a->tools, a->name.p);
 }
 
-/* Finds the end of the name that begins at a->at. Returns its offset, with the beginning of the
- * arguments in *end, or a->in.n if the end is not there yet. */
+/* Returns the offset at which the name that begins at a->at ends, and sets *end to the offset where
+ * the arguments begin. Returns a->in.n if the end is not there yet. */
 static size_t name_end(struct answer *a, size_t *end)
 {
     enum call_body body = a->f->calls->body;
@@ -431,7 +435,7 @@ static bool object(struct answer *a)
     return go(a, object_walk);
 }
 
-/* Returns the JSON value at the beginning of s, which json_parse has accepted. */
+/* Returns the length of the JSON value at the beginning of s. json_parse has accepted the text. */
 static size_t value_bytes(const char *s, size_t n)
 {
     size_t i = 0;
@@ -451,8 +455,8 @@ static size_t value_bytes(const char *s, size_t n)
     return i;
 }
 
-/* Finds the text of a member in the JSON object s[0, n). `wanted` is its name; NULL: the first one.
- * Returns false if there is none. */
+/* Finds the member `wanted` of the JSON object s[0, n), or the first member if `wanted` is NULL:
+ * its value is s[*at, *at + *size). Returns false if there is none. */
 static bool find_member(const char *s, size_t n, const char *wanted, size_t *at,
                         size_t *size)
 {
@@ -474,8 +478,9 @@ static bool find_member(const char *s, size_t n, const char *wanted, size_t *at,
     }
 }
 
-/* Reads {"name": "f", "arguments": {...}}. Models confuse arguments and parameters, and both are
- * accepted. */
+/* Reads the call {"name": "f", "arguments": {...}}, which s [n] is and json_parse has parsed as v.
+ * Models confuse "arguments" and "parameters", so both are accepted. Returns false if it is no
+ * call; else sets the call's name and arguments. */
 static bool read_named(struct answer *a, const struct json *v, const char *s, size_t n)
 {
     const struct call_syntax *c = a->f->calls;
@@ -493,7 +498,8 @@ static bool read_named(struct answer *a, const struct json *v, const char *s, si
     return true;
 }
 
-/* Reads in[at, end). Sets name and arguments. Returns whether it calls an offered tool. */
+/* Reads the JSON in[a->at, end): a whole call, or arguments if the call already has a name. Sets
+ * name and arguments. Returns whether they call an offered tool. */
 static bool read_object(struct answer *a, size_t end)
 {
     const char *s = a->in.p + a->at;
@@ -527,11 +533,18 @@ static void finish_call(struct answer *a)
     a->from = a->at;
 }
 
-static bool object_walk(struct answer *a)
+/* Walks on through the JSON value. Returns as json_walk; a->scan is behind the last byte. */
+static int walk(struct answer *a)
 {
     int rc = 0;
     for (; rc == 0 && a->scan < a->in.n; a->scan++)
         rc = json_walk(&a->walk, a->in.p[a->scan]);
+    return rc;
+}
+
+static bool object_walk(struct answer *a)
+{
+    int rc = walk(a);
     if (rc == 0)
         return wait_or_fail(a);
     bool good = rc > 0 && read_object(a, a->scan);
@@ -630,8 +643,7 @@ static bool key(struct answer *a)
     if (at <= from)
         return fail(a);
     textbuf_add(&a->key, a->in.p + from, at - from);
-    bool is_known = false;
-    a->value_is_text = tools_want_text(a->tools, a->name.p, a->key.p, &is_known);
+    a->value_is_text = tools_want_text(a->tools, a->name.p, a->key.p);
     a->at = end;
     return go(a, has(a, TAG_KEY_SKIP) ? key_skip : value);
 }
@@ -716,7 +728,6 @@ static bool braces(struct answer *a)
     return wait_or_fail(a);
 }
 
-/* Reads the list of calls in[at, end). */
 /* Reads the list of calls in[at, end). An element that is no call of an offered tool is text. */
 static void read_python(struct answer *a, size_t end)
 {
@@ -776,28 +787,27 @@ static bool next(struct answer *a)
     return go(a, a->in_section ? section : text);
 }
 
+/* Reads the closing tag. A call whose tag is missing is none, unless the answer ends within the
+ * tag. */
 static bool close_call(struct answer *a)
 {
-    size_t i = skip_blanks(a, a->at);
-    long m = match(a, TAG_CLOSE, i);
-    if (has(a, TAG_CLOSE) && m == MATCH_MORE && !a->is_final)
-        return false;
-    /* The end of the answer may have cut the tag off. */
-    bool good = !has(a, TAG_CLOSE) || m >= 0 || m == MATCH_MORE;
-    if (!good && a->has_call)
-        return fail(a);
-    if (has(a, TAG_CLOSE) && good)
+    if (has(a, TAG_CLOSE)) {
+        long m = match(a, TAG_CLOSE, skip_blanks(a, a->at));
+        if (may_still(a, m))
+            return false;
+        if (m == MATCH_NO)
+            return a->has_call ? fail(a) : next(a);
         a->at = m >= 0 ? (size_t)m : a->in.n;
+    }
     if (a->has_call)
         finish_call(a);
-    return good && has(a, TAG_CLOSE_MORE) ? go(a, close_more) : next(a);
+    return has(a, TAG_CLOSE_MORE) ? go(a, close_more) : next(a);
 }
 
 static bool close_more(struct answer *a)
 {
-    size_t i = skip_blanks(a, a->at);
-    long m = match(a, TAG_CLOSE_MORE, i);
-    if (has(a, TAG_CLOSE_MORE) && may_still(a, m))
+    long m = match(a, TAG_CLOSE_MORE, skip_blanks(a, a->at));
+    if (may_still(a, m))
         return false;
     a->at = m >= 0 ? (size_t)m : m == MATCH_MORE ? a->in.n : a->at;
     return next(a);
@@ -838,11 +848,8 @@ static bool header(struct answer *a)
         a->at = a->is_final ? a->in.n : a->at; /* a header that was cut says nothing */
         return false;
     }
-    const struct tag *channel = &a->f->tag[TAG_OPEN];
-    size_t from, word, to_from, to_end = word_behind(a, "to=", i, at, &to_from);
-    char *open = xmemdup(channel->s, channel->n);
-    word = word_behind(a, open, i, at, &from);
-    free(open);
+    size_t from, to_from, to_end = word_behind(a, "to=", i, at, &to_from);
+    size_t word = word_behind(a, a->f->tag[TAG_OPEN].s, i, at, &from);
     bool is_call = to_end > to_from;
     a->is_thought = !is_call && word - from == 8 &&
                     memcmp(a->in.p + from, "analysis", 8) == 0;
@@ -857,7 +864,8 @@ static bool header(struct answer *a)
     return go(a, channel_text);
 }
 
-/* Returns whether the message ends at i; *end: where the next one begins. */
+/* Returns where the next message's header begins if the message ends at i. Returns MATCH_MORE if
+ * more text may show that it ends there, else MATCH_NO. */
 static long message_end(const struct answer *a, size_t i)
 {
     static const enum form_tag ends[] = {TAG_END, TAG_CLOSE, TAG_RETURN};
@@ -878,32 +886,41 @@ static long message_end(const struct answer *a, size_t i)
     return more;
 }
 
-static bool channel_text(struct answer *a)
+/* Moves a->scan to the end of the message. Returns where the next message's header begins; a
+ * negative number if the end is not there yet. */
+static long find_message_end(struct answer *a)
 {
-    enum answer_part_kind kind = a->is_thought ? ANSWER_THOUGHT : ANSWER_TEXT;
     long end = MATCH_NO;
     for (; a->scan < a->in.n; a->scan++) {
         end = message_end(a, a->scan);
         if (end >= 0 || may_still(a, end))
             break;
     }
+    return end;
+}
+
+/* Reads on behind the end of a message, which find_message_end has returned. */
+static bool go_behind(struct answer *a, long end)
+{
+    a->at = end >= 0 ? (size_t)end : a->scan;
+    return end >= 0 && go(a, header);
+}
+
+static bool channel_text(struct answer *a)
+{
+    enum answer_part_kind kind = a->is_thought ? ANSWER_THOUGHT : ANSWER_TEXT;
+    long end = find_message_end(a);
     add(a, kind, a->at, a->scan);
-    a->at = a->scan;
-    if (end < 0)
-        return false;
-    if (kind == ANSWER_THOUGHT)
+    if (end >= 0 && kind == ANSWER_THOUGHT)
         a->blanks.n = 0;
-    a->at = (size_t)end;
-    return go(a, header);
+    return go_behind(a, end);
 }
 
 static bool channel_call(struct answer *a)
 {
     if (a->scan == a->at)
         a->scan = a->at = skip_blanks(a, a->at);
-    int rc = 0;
-    for (; rc == 0 && a->scan < a->in.n; a->scan++)
-        rc = json_walk(&a->walk, a->in.p[a->scan]);
+    int rc = walk(a);
     if (rc == 0 && !a->is_final)
         return false;
     if (rc > 0 && read_object(a, a->scan)) {
@@ -917,19 +934,10 @@ static bool channel_call(struct answer *a)
     return go(a, channel_text);
 }
 
+/* Skips what follows a call in its message. */
 static bool channel_end(struct answer *a)
 {
-    long end = MATCH_NO;
-    for (; a->scan < a->in.n; a->scan++) {
-        end = message_end(a, a->scan);
-        if (end >= 0 || may_still(a, end))
-            break;
-    }
-    a->at = a->scan;
-    if (end < 0)
-        return false;
-    a->at = (size_t)end;
-    return go(a, header);
+    return go_behind(a, find_message_end(a));
 }
 
 /* --- the interface -------------------------------------------------------------------- */
@@ -987,7 +995,7 @@ static void run(struct answer *a)
         ;
 }
 
-/* Forgets text that no state needs any more. */
+/* Removes text that no state needs any more from the buffer. */
 static void forget(struct answer *a)
 {
     enum { KEEP = 64 << 10 };
@@ -1023,9 +1031,8 @@ void answer_end(struct answer *a)
 {
     a->is_final = true;
     run(a);
-    if (!a->any_call && a->n_parts > 0 && a->part[a->n_parts - 1].kind == ANSWER_TEXT)
-        add_plain(a, ANSWER_TEXT, a->blanks.p, a->blanks.n);
-    else if (a->n_parts == 0)
+    /* blanks at the end belong to an answer that is all text, or all blanks */
+    if (a->n_parts == 0 || (!a->any_call && a->part[a->n_parts - 1].kind == ANSWER_TEXT))
         add_plain(a, ANSWER_TEXT, a->blanks.p, a->blanks.n);
     a->blanks.n = 0;
 }

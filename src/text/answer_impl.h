@@ -17,7 +17,8 @@
 
 #define MARK_BEGIN '\xFF'
 #define MARK_END   '\xF8'
-#define MARK_NONE  '\xFE' /* stands for either byte in a text; no byte of UTF-8, too */
+#define MARK_NONE                                                                          \
+    '\xFE' /* replaces these bytes in a text that has them; never in UTF-8, too */
 
 /* --- tags ----------------------------------------------------------------------------- */
 
@@ -70,8 +71,9 @@ static inline bool answer_is_blank(char c)
 }
 
 enum { MATCH_NO = -2, MATCH_MORE = -1 };
-/* Compares the tag with s[at, n). Returns the offset of its end; MATCH_NO; or MATCH_MORE, if more
- * text may complete it. Also returns MATCH_NO if there is no such tag. */
+/* Compares the tag with the text s[at, n). Returns the offset in s where the tag ends. Returns
+ * MATCH_MORE if the text ends within the tag, and MATCH_NO if it differs or the syntax has no such
+ * tag. */
 long tag_match(const struct tag *t, const char *s, size_t n, size_t at);
 
 /* --- values --------------------------------------------------------------------------- */
@@ -89,9 +91,7 @@ bool value_python_call(const char *s, size_t n, size_t *at, struct textbuf *name
 
 /* Returns whether the tool of that name was offered. */
 bool tools_have(const struct json *tools, const char *name);
-/* Returns whether the tool's schema says that the parameter `key` is text. *is_known: the schema
- * has the parameter. */
-bool tools_want_text(const struct json *tools, const char *name, const char *key,
-                     bool *is_known);
+/* Returns whether the tool's schema says that the parameter `key` is text. */
+bool tools_want_text(const struct json *tools, const char *name, const char *key);
 
 #endif

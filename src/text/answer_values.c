@@ -30,8 +30,7 @@ bool tools_have(const struct json *tools, const char *name)
     return find_tool(tools, name) != NULL;
 }
 
-bool tools_want_text(const struct json *tools, const char *name, const char *key,
-                     bool *is_known)
+bool tools_want_text(const struct json *tools, const char *name, const char *key)
 {
     const struct json *f = find_tool(tools, name);
     const struct json *schema = json_member(f, "parameters");
@@ -40,7 +39,6 @@ bool tools_want_text(const struct json *tools, const char *name, const char *key
     const struct json *p = json_member(json_member(schema, "properties"), key);
     const struct json *type = json_member(p, "type");
     const struct json *values = json_member(p, "enum");
-    *is_known = p != NULL;
     if (json_string_is(type, "string"))
         return true;
     /* without a type, an enum of texts says the same */
@@ -127,8 +125,9 @@ static void put(struct reader *r, const char *s)
 
 static bool read_value(struct reader *r);
 
-/* Reads a text between quotes that are tags; there are no escapes. Returns false without a change
- * if no quote begins here. Else returns true, and *good says whether the text is closed. */
+/* Reads a text between quotes that are tags; there are no escapes. Returns false, and changes
+ * nothing but skipped blanks, if no quote begins here. Else returns true, and sets *good to whether
+ * the text is closed. */
 static bool read_quoted(struct reader *r, bool *good)
 {
     (void)peek(r);
@@ -148,7 +147,8 @@ static bool read_quoted(struct reader *r, bool *good)
     return true;
 }
 
-/* Appends the character that a Python escape stands for. Moves at behind it. */
+/* Reads a Python escape behind its backslash, and appends the character that it stands for. Returns
+ * false if it is malformed. */
 static bool read_escape(struct reader *r, struct textbuf *text)
 {
     static const char from[] = "nrtbf0\\'\"\n", to[] = "\n\r\t\b\f\0\\'\"";

@@ -114,12 +114,14 @@ int chat_render_prepared(const struct chat_template *t, const struct chat_reques
     return rc;
 }
 
-static int prepare_and_render(const struct chat_template *t, const struct chat_request *r,
-                              char **text, size_t *n, uint8_t **foreign, struct err *err)
+int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
+                size_t *n, uint8_t **foreign, struct err *err)
 {
     struct chat_prepared p = {0};
     *text = NULL;
     *n = 0;
+    if (foreign != NULL)
+        *foreign = NULL;
     if (r->unshown != NULL)
         r->unshown[0] = 0;
     int rc = check_request(r, err);
@@ -130,19 +132,6 @@ static int prepare_and_render(const struct chat_template *t, const struct chat_r
     json_free(p.messages);
     json_free(p.tools);
     return rc;
-}
-
-int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
-                size_t *n, struct err *err)
-{
-    return prepare_and_render(t, r, text, n, NULL, err);
-}
-
-int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
-                       char **text, size_t *n, uint8_t **foreign, struct err *err)
-{
-    *foreign = NULL;
-    return prepare_and_render(t, r, text, n, foreign, err);
 }
 
 /* --- opening ------------------------------------------------------------------------ */

@@ -82,7 +82,7 @@ struct chat_request {
     /* Gets the names of members of messages that the template does not show and that change
      * nothing else, with blanks between; CHAT_UNSHOWN bytes. NULL: they are not wanted. */
     char *unshown;
-    struct chat_mark *marks; /* [n_marks]; set by chat_render_traced alone */
+    struct chat_mark *marks; /* [n_marks]; set if foreign bytes are wanted */
     int n_marks;
 };
 enum { CHAT_UNSHOWN = 160, CHAT_MARKS = 4 };
@@ -90,26 +90,24 @@ enum { CHAT_UNSHOWN = 160, CHAT_MARKS = 4 };
 /* A place between two messages of the request, and its place in the rendered text. */
 struct chat_mark {
     size_t message; /* the first message behind it */
-    size_t
-        at; /* offset of the first byte from a message behind it; the text's size: none */
+    /* offset of the first byte from a message behind it; the text's size if there is none */
+    size_t at;
 };
 
 /* Renders a request.  The caller frees *text; its final zero is not counted in *n.  The text
  * already contains the BOS token if the template writes one: encode it with special tokens parsed,
  * not added.
  *
+ * If foreign is not NULL, bit i of *foreign is set if byte i of the text comes from messages, tools
+ * or documents. Names of roles are not foreign, since templates build their markers from them, nor
+ * are bytes of the template, the tokens and kwargs. The caller frees *foreign, which is 8 bytes
+ * longer than its bits need.
+ *
  * ERR_USAGE: the request is at fault, and the message is for its sender: a wrong member
  * ("messages[2].content[0]: ..."), or the template's own refusal ("roles must alternate").
  * ERR_MISMATCH: the template cannot be applied to these messages.  ERR_LIMIT, ERR_UNSUPPORTED: as
  * in jinja_render. */
 int chat_render(const struct chat_template *t, const struct chat_request *r, char **text,
-                size_t *n, struct err *err);
-
-/* Like chat_render, but also marks foreign bytes. Bit i of *foreign is set if byte i of the text
- * comes from messages, tools or documents; names of roles are not foreign, since templates build
- * their markers from them, nor are bytes of the template, the tokens and kwargs. The caller frees
- * *foreign, which is 8 bytes longer than its bits need. */
-int chat_render_traced(const struct chat_template *t, const struct chat_request *r,
-                       char **text, size_t *n, uint8_t **foreign, struct err *err);
+                size_t *n, uint8_t **foreign, struct err *err);
 
 #endif

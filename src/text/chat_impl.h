@@ -77,7 +77,7 @@ struct chat_prepared {
     } behind[CHAT_MARKS];
 };
 
-/* chat.c: renders prepared messages. foreign: NULL, or as in chat_render_traced. */
+/* chat.c: renders prepared messages. foreign: as in chat_render. */
 int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
                          const struct chat_prepared *p, char **text, size_t *n,
                          uint8_t **foreign, struct err *err);

@@ -13,9 +13,10 @@
 #define TOOL ANSWER_SAMPLE_TOOL
 #define USER "{\"role\":\"user\",\"content\":\"x\"}"
 #define SAID "{\"role\":\"assistant\",\"content\":\"y\"}"
-#define DONE                                                                               \
+#define RESULT(content)                                                                    \
     "{\"role\":\"tool\",\"tool_call_id\":\"callid000\",\"name\":\"" TOOL                   \
-    "\",\"content\":\"x\"}"
+    "\",\"content\":" content "}"
+#define DONE RESULT("\"x\"")
 /* A declaration of the tool of that name. */
 #define DECLARE(name)                                                                      \
     "{\"type\":\"function\",\"function\":{\"name\":\"" name "\",\"description\":\"d\","    \
@@ -61,21 +62,32 @@ static bool shows(const struct chat_template *t, const char *messages, const cha
 
 /* --- roles and parts ------------------------------------------------------------------ */
 
+/* Returns the JSON text of a string, from malloc. */
+static char *quote(const char *s)
+{
+    struct json *v = json_new_bytes(s, strlen(s));
+    char *text = json_text(v, 0);
+    json_free(v);
+    return text;
+}
+
+/* Returns the form with the text in place of its "%s", from malloc. */
+static char *fill(const char *form, const char *text)
+{
+    const char *hole = strstr(form, "%s");
+    return xasprintf("%.*s%s%s", (int)(hole - form), form, text, hole + 2);
+}
+
 bool chat_probe_role(const struct chat_template *t, const char *role)
 {
-    struct json *list = json_new_array(), *m = json_new_object(), *user = json_new_object();
-    json_put_string(m, "role", role);
-    json_put_string(m, "content", MARK);
-    json_put_string(user, "role", "user");
-    json_put_string(user, "content", "x");
-    json_push(list, user);
-    json_push(list, m);
     size_t n = 0;
-    char *text = json_text(list, 0), *prompt = render(t, text, NULL, true, &n);
+    char *quoted = quote(role);
+    char *messages = fill("[" USER ",{\"role\":%s,\"content\":\"" MARK "\"}]", quoted);
+    char *prompt = render(t, messages, NULL, true, &n);
     bool lost = prompt != NULL && memmem(prompt, n, MARK, strlen(MARK)) == NULL;
     free(prompt);
-    free(text);
-    json_free(list);
+    free(messages);
+    free(quoted);
     return !lost;
 }
 
@@ -94,15 +106,10 @@ bool chat_probe_member(const struct chat_template *t, const char *role, const ch
                         : strcmp(role, "system") == 0  ? CHAT_SYSTEM
                         : strcmp(role, "tool") == 0    ? CHAT_TOOL
                                                        : CHAT_USER;
-    struct json *holder = json_new_bytes(key, strlen(key));
-    char *quoted = json_text(holder, 0);
-    const char *hole = strstr(forms[at], "%s");
-    char *messages = xasprintf("%.*s%s%s", (int)(hole - forms[at]), forms[at], quoted,
-                               hole + 2);
+    char *quoted = quote(key), *messages = fill(forms[at], quoted);
     bool shown = shows(t, messages, NULL, true);
     free(messages);
     free(quoted);
-    json_free(holder);
     return shown;
 }
 
@@ -292,9 +299,6 @@ static void probe_calls(struct chat_template *t, struct shape *found)
 /* Finds whether the template shows results of tools, as a text and as parts. */
 static void probe_results(struct chat_template *t, const struct shape *found)
 {
-#define RESULT(content)                                                                    \
-    "{\"role\":\"tool\",\"tool_call_id\":\"callid000\",\"name\":\"" TOOL                   \
-    "\",\"content\":" content "}"
     char *call = one_call(found, TOOL);
     static const char *const results[] = {
         RESULT("\"" MARK "\""), RESULT("[{\"type\":\"text\",\"text\":\"" MARK "\"}]")};
@@ -335,9 +339,7 @@ static bool shows_thought(const struct chat_template *t, const char *members)
         "[" USER ",{\"role\":\"assistant\",\"content\":\"y\",%s}]"};
     bool shown = false;
     for (int i = 0; i < 3 && !shown; i++) {
-        const char *at = strstr(forms[i], "%s");
-        char *messages = xasprintf("%.*s%s%s", (int)(at - forms[i]), forms[i], members,
-                                   at + 2);
+        char *messages = fill(forms[i], members);
         shown = shows(t, messages, i == 1 ? "[" DECLARE(TOOL) "]" : NULL, true);
         free(messages);
     }

@@ -43,9 +43,8 @@ static bool is_present(const struct json *o, const char *key)
     return json_member(o, key) != NULL;
 }
 
-/* Reads one token.  is_special: the token is special even if the object says otherwise. */
-static int read_token(struct tokenizer_config_added *out, const struct json *v,
-                      const char *key, bool is_special, struct err *err)
+int config_special_token(struct tokenizer_config_added *out, const struct json *v,
+                         const char *key, bool is_special, struct err *err)
 {
     struct tokenizer_config_added a = {.id = -1};
     const char *text = json_string_of(v, NULL);
@@ -80,7 +79,8 @@ static int named_set(struct named *l, const char *key, const struct json *v,
                      struct err *err)
 {
     struct tokenizer_config_added a = {0};
-    int rc = json_kind(v) != JSON_KIND_NULL ? read_token(&a, v, key, true, err) : 0;
+    int rc = json_kind(v) != JSON_KIND_NULL ? config_special_token(&a, v, key, true, err)
+                                            : 0;
     if (rc != 0)
         return rc;
     size_t i = 0;
@@ -186,7 +186,7 @@ static int push_list(struct tokenizer_config *c, const struct json *file, const 
     for (size_t i = 0; rc == 0 && i < json_count(list); i++) {
         const struct json *v = json_at(list, i);
         struct tokenizer_config_added a;
-        rc = read_token(&a, v, key, from_map, err);
+        rc = config_special_token(&a, v, key, from_map, err);
         if (rc == 0)
             rc = push(c, &a, err);
     }

@@ -61,28 +61,20 @@ static int read_chat_template(struct tokenizer_config *c, const struct json *o,
 static int read_added(struct tokenizer_config_added *a, const char *id,
                       const struct json *v, struct err *err)
 {
-    const char *text = NULL;
-    bool single_word = false;
     char *end;
     errno = 0;
     long n = strtol(id, &end, 10);
     if (end == id || *end != 0 || errno != 0 || n < 0 || n > TOKENIZER_MAX_ID)
         return err_set(err, ERR_FORMAT, "'%.40s' is not a token's id", id);
+    if (json_kind(v) != JSON_KIND_OBJECT)
+        return err_set(err, ERR_FORMAT, "'%s' must be an object", id);
+    int rc = config_special_token(a, v, id, false, err);
+    if (rc == 0 && a->single_word) {
+        free(a->text);
+        rc = err_set(err, ERR_UNSUPPORTED, "'%s': 'single_word' is not supported", id);
+    }
     a->id = (int32_t)n;
-    int rc;
-    if ((rc = json_get_string(v, "content", &text, err)) != 0 ||
-        (rc = json_opt_bool(v, "special", &a->special, err)) != 0 ||
-        (rc = json_opt_bool(v, "lstrip", &a->lstrip, err)) != 0 ||
-        (rc = json_opt_bool(v, "rstrip", &a->rstrip, err)) != 0 ||
-        (rc = json_opt_bool(v, "single_word", &single_word, err)) != 0)
-        return rc;
-    a->normalized = !a->special; /* default of transformers */
-    if ((rc = json_opt_bool(v, "normalized", &a->normalized, err)) != 0)
-        return rc;
-    if (single_word)
-        return err_set(err, ERR_UNSUPPORTED, "'single_word' is not supported");
-    a->text = xstrdup(text);
-    return 0;
+    return rc;
 }
 
 static int by_id(const void *a, const void *b)
@@ -143,41 +135,14 @@ int tokenizer_config_parse(struct tokenizer_config *out, const void *bytes, size
     return rc;
 }
 
-/* Returns 0 with *bytes NULL if the file does not exist. */
-static int read_optional(const char *dir, const char *name, char **bytes, size_t *n,
-                         struct err *err)
-{
-    struct err local = {0};
-    *bytes = NULL;
-    int rc = model_file_read(dir, name, TOKENIZER_CONFIG_MAX_BYTES, bytes, n, &local);
-    if (rc == -ENOENT)
-        return 0;
-    if (rc != 0 && err != NULL)
-        *err = local;
-    return rc;
-}
-
-/* Returns 0 with *out NULL if the file does not exist. */
-static int parse_optional(const char *dir, const char *name, struct json **out,
-                          struct err *err)
-{
-    char *path = xasprintf("%s/%s", dir, name), *bytes;
-    size_t n = 0;
-    *out = NULL;
-    int rc = read_optional(dir, name, &bytes, &n, err);
-    if (rc == 0 && bytes != NULL)
-        rc = json_parse(out, bytes, n, path, err);
-    free(bytes);
-    free(path);
-    return rc;
-}
-
 static int load_files(struct tokenizer_config *out, const char *dir, struct err *err)
 {
     struct json *config = NULL, *map = NULL;
-    int rc = parse_optional(dir, "tokenizer_config.json", &config, err);
+    int rc = model_json_read(dir, "tokenizer_config.json", TOKENIZER_CONFIG_MAX_BYTES,
+                             &config, err);
     if (rc == 0)
-        rc = parse_optional(dir, "special_tokens_map.json", &map, err);
+        rc = model_json_read(dir, "special_tokens_map.json", TOKENIZER_CONFIG_MAX_BYTES,
+                             &map, err);
     if (rc == 0 && (rc = read_files(out, config, map, err)) != 0)
         err_wrap(err, "%s/tokenizer_config.json%s", dir,
                  map != NULL ? ", special_tokens_map.json" : "");
@@ -189,17 +154,21 @@ static int load_files(struct tokenizer_config *out, const char *dir, struct err 
 /* Reads a file with a template, if there is one. */
 static int load_template(char **out, const char *dir, const char *name, struct err *err)
 {
-    char *bytes;
+    char *bytes = NULL;
     size_t n = 0;
-    int rc = read_optional(dir, name, &bytes, &n, err);
-    if (rc == 0 && bytes != NULL && (utf8_check(bytes, n) != n || strlen(bytes) != n))
+    struct err local = {0};
+    int rc = model_file_read(dir, name, TOKENIZER_CONFIG_MAX_BYTES, &bytes, &n, &local);
+    if (rc == -ENOENT)
+        return 0;
+    if (rc != 0 && err != NULL)
+        *err = local;
+    else if (rc == 0 && (utf8_check(bytes, n) != n || strlen(bytes) != n)) {
+        free(bytes);
         rc = err_set(err, ERR_FORMAT, "%s/%s: is not UTF-8 text", dir, name);
-    if (rc == 0 && bytes != NULL) {
+    } else if (rc == 0) {
         free(*out);
         *out = bytes;
-        bytes = NULL;
     }
-    free(bytes);
     return rc;
 }
 

@@ -60,6 +60,16 @@ static bool is_named(const struct tokenizer_config *c, const char *text)
     return false;
 }
 
+static struct tokenizer_added added_of(const struct tokenizer_config_added *c)
+{
+    return (struct tokenizer_added){.text = {c->text, strlen(c->text)},
+                                    .id = c->id,
+                                    .special = c->special,
+                                    .lstrip = c->lstrip,
+                                    .rstrip = c->rstrip,
+                                    .normalized = c->normalized};
+}
+
 /* Adds the tokens that tokenizer_config.json lists. As in transformers, tokens that tokenizer.json
  * lacks are added, and the other tokens take over the listed flags. */
 static int add_listed(struct tokenizer *t, struct err *err)
@@ -67,12 +77,8 @@ static int add_listed(struct tokenizer *t, struct err *err)
     int rc = 0;
     for (size_t i = 0; rc == 0 && i < t->cfg.n_added; i++) {
         const struct tokenizer_config_added *c = &t->cfg.added[i];
-        struct tokenizer_added a = {.text = {c->text, strlen(c->text)},
-                                    .id = c->id,
-                                    .special = c->special || is_named(&t->cfg, c->text),
-                                    .lstrip = c->lstrip,
-                                    .rstrip = c->rstrip,
-                                    .normalized = c->normalized};
+        struct tokenizer_added a = added_of(c);
+        a.special = c->special || is_named(&t->cfg, c->text);
         if (a.text.n > 0)
             rc = tokenizer_json_add(&t->j, &a, err);
     }
@@ -88,11 +94,7 @@ static int add_special(struct tokenizer *t, struct err *err)
     t->n_listed = t->j.n_ids;
     for (size_t i = 0; rc == 0 && i < t->cfg.n_special; i++) {
         const struct tokenizer_config_added *c = &t->cfg.special[i];
-        struct tokenizer_added a = {.text = {c->text, strlen(c->text)},
-                                    .special = c->special,
-                                    .lstrip = c->lstrip,
-                                    .rstrip = c->rstrip,
-                                    .normalized = c->normalized};
+        struct tokenizer_added a = added_of(c);
         if (tokenizer_json_is_added(&t->j, c->text, a.text.n))
             continue;
         if (c->single_word)
@@ -149,30 +151,22 @@ static void suppress(struct tokenizer *t, int64_t id)
 /* Reads suppress_tokens of generation_config.json, if there is such a file. */
 static int read_suppressed(struct tokenizer *t, const char *dir, struct err *err)
 {
-    char *path = xasprintf("%s/generation_config.json", dir), *bytes = NULL;
     const struct json *list = NULL;
     struct json *root = NULL;
-    size_t n;
-    int rc = model_file_read(dir, "generation_config.json", TOKENIZER_MAX_BYTES, &bytes, &n,
-                             NULL);
-    if (rc == 0)
-        rc = json_parse(&root, bytes, n, path, err);
-    else
-        rc = 0; /* config_load reads the file, too, and reports that it cannot be read */
-    if (rc == 0 && root != NULL &&
-        (rc = json_opt_array(root, "suppress_tokens", &list, err)) != 0)
-        err_wrap(err, "%s", path);
-    for (size_t i = 0; rc == 0 && i < json_count(list); i++) {
-        int64_t id;
-        if (!json_int_of(json_at(list, i), &id))
-            rc = err_set(err, ERR_FORMAT,
-                         "%s: 'suppress_tokens' must be a list of integers", path);
-        else
+    int64_t id;
+    int rc = model_json_read(dir, "generation_config.json", TOKENIZER_MAX_BYTES, &root,
+                             err);
+    if (root == NULL)
+        return rc;
+    rc = json_opt_array(root, "suppress_tokens", &list, err);
+    for (size_t i = 0; rc == 0 && i < json_count(list); i++)
+        if (json_int_of(json_at(list, i), &id))
             suppress(t, id);
-    }
+        else
+            rc = err_set(err, ERR_FORMAT, "'suppress_tokens' must be a list of integers");
+    if (rc != 0)
+        err_wrap(err, "%s/generation_config.json", dir);
     json_free(root);
-    free(bytes);
-    free(path);
     return rc;
 }
 
@@ -377,14 +371,13 @@ static int compile(struct tokenizer *t, struct err *err)
 int tokenizer_open(struct tokenizer **out, const char *source, struct err *err)
 {
     struct tokenizer *t = xcalloc(1, sizeof *t);
-    const char *dir = source;
     int rc = gguf_files_is(source)  ? read_gguf_file(t, source, err)
              : pack_file_is(source) ? read_packed(t, source, err)
-                                    : read_folder(t, dir, err);
+                                    : read_folder(t, source, err);
     if (t->n_listed == 0)
         t->n_listed = t->j.n_ids;
     if (rc == 0 && (rc = compile(t, err)) != 0)
-        err_wrap(err, "%s", dir);
+        err_wrap(err, "%s", source);
     if (rc != 0) {
         tokenizer_close(t);
         return rc;

@@ -6,6 +6,7 @@
 #include "text/tokenizer_impl.h"
 
 #include "base/mem.h"
+#include "base/textbuf.h"
 #include "base/utf8.h"
 #include "bpe/bpe_bytes.h"
 #include "bpe/tokenizer_normalize.h"
@@ -151,24 +152,20 @@ int token_bytes_init(struct token_bytes *b, const struct tokenizer_json *t, stru
         return rc;
     b->at = xcalloc((size_t)t->n_ids + 1, sizeof *b->at);
     const struct tokenizer_text **kept = find_kept(t);
-    size_t used = 0, cap = 0, n = 0;
+    struct textbuf block = {0};
+    size_t n = 0;
     for (int32_t i = 0; i < t->n_ids; i++) {
-        b->at[i] = (uint32_t)used;
+        b->at[i] = (uint32_t)block.n;
         if (t->tokens[i].s == NULL)
             continue;
         char *s = kept[i] != NULL ? xmemdup(kept[i]->s, n = kept[i]->n)
                                   : decode_token(t, i, &n);
-        if (cap - used < n + 1) {
-            cap = 2 * cap + n + 4096;
-            b->block = xrealloc(b->block, cap);
-        }
-        memcpy(b->block + used, s, n);
-        b->block[used + n] = '\0';
-        used += n + 1;
+        textbuf_add(&block, s, n);
+        textbuf_add(&block, "", 1);
         free(s);
     }
-    b->at[t->n_ids] = (uint32_t)used;
-    b->block = xrealloc(b->block, used + 1);
+    b->at[t->n_ids] = (uint32_t)block.n;
+    b->block = xrealloc(block.p, block.n + 1);
     free(kept);
     make_first(b, t);
     const struct decoder_step *strip = find_step(t, DECODER_STRIP);
@@ -202,10 +199,9 @@ struct tokenizer_stream {
     const struct tokenizer *t;
     bool skip_special;
     bool started; /* a token has been pushed */
-    int32_t
-        strip; /* how many times token_bytes.strip may still be dropped at the beginning */
-    char *buf; /* the result of the last call */
-    size_t n, cap;
+    /* how many times token_bytes.strip may still be dropped at the beginning */
+    int32_t strip;
+    struct textbuf text; /* the result of the last call */
     char held[4]; /* beginning of a character, which goes before the next token's bytes */
     size_t n_held;
 };
@@ -217,8 +213,7 @@ struct tokenizer_stream *tokenizer_stream_create(const struct tokenizer *t,
     s->t = t;
     s->skip_special = skip_special;
     s->strip = t->bytes.strip_max;
-    s->cap = 256;
-    s->buf = xmalloc(s->cap);
+    textbuf_add(&s->text, "", 0);
     return s;
 }
 
@@ -226,18 +221,8 @@ void tokenizer_stream_destroy(struct tokenizer_stream *s)
 {
     if (s == NULL)
         return;
-    free(s->buf);
+    textbuf_free(&s->text);
     free(s);
-}
-
-static void append(struct tokenizer_stream *s, const char *bytes, size_t n)
-{
-    if (s->cap - s->n < n + 1) {
-        s->cap = 2 * s->cap + n + 1;
-        s->buf = xrealloc(s->buf, s->cap);
-    }
-    memcpy(s->buf + s->n, bytes, n);
-    s->n += n;
 }
 
 /* Returns how many of the last bytes may be the beginning of a character: 0 to 3. */
@@ -281,7 +266,7 @@ static void push_id(struct tokenizer_stream *s, int32_t id)
     }
     if (n > 0)
         s->strip = 0;
-    append(s, p, n);
+    textbuf_add(&s->text, p, n);
 }
 
 static int check_id(const struct tokenizer *t, int32_t id, struct err *err)
@@ -297,28 +282,27 @@ int tokenizer_stream_push(struct tokenizer_stream *s, int32_t id, const char **t
     int rc = check_id(s->t, id, err);
     if (rc != 0)
         return rc;
-    s->n = 0;
-    append(s, s->held, s->n_held);
+    s->text.n = 0;
+    textbuf_add(&s->text, s->held, s->n_held);
     bool skipped = s->skip_special && s->t->special[id];
     if (!skipped)
         push_id(s, id);
     /* no character goes on behind a special token */
-    s->n_held = skipped ? 0 : unfinished(s->buf, s->n);
-    s->n -= s->n_held;
-    memcpy(s->held, s->buf + s->n, s->n_held);
-    s->buf[s->n] = '\0';
-    *text = s->buf;
-    *n = s->n;
+    s->n_held = skipped ? 0 : unfinished(s->text.p, s->text.n);
+    s->text.n -= s->n_held;
+    memcpy(s->held, s->text.p + s->text.n, s->n_held);
+    s->text.p[s->text.n] = '\0';
+    *text = s->text.p;
+    *n = s->text.n;
     return 0;
 }
 
 void tokenizer_stream_finish(struct tokenizer_stream *s, const char **text, size_t *n)
 {
-    s->n = 0;
-    append(s, s->held, s->n_held);
-    s->buf[s->n] = '\0';
-    *text = s->buf;
-    *n = s->n;
+    s->text.n = 0;
+    textbuf_add(&s->text, s->held, s->n_held);
+    *text = s->text.p;
+    *n = s->text.n;
     s->n_held = 0;
     s->started = false;
     s->strip = s->t->bytes.strip_max;
@@ -338,10 +322,9 @@ int tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n,
     for (size_t i = 0; i < n; i++)
         if (!(skip_special && t->special[ids[i]]))
             push_id(s, ids[i]);
-    *n_text = s->n;
-    *text = s->buf;
-    s->buf[s->n] = '\0';
-    s->buf = NULL;
+    *n_text = s->text.n;
+    *text = s->text.p;
+    s->text = (struct textbuf){0};
     tokenizer_stream_destroy(s);
     return 0;
 }

@@ -69,7 +69,7 @@ static void write_chat(void *arg)
         memtest_ok(json_parse(&messages, json, sizeof json - 1, "messages", &err), &err,
                    "parse")) {
         struct chat_request r = {.messages = messages};
-        if (memtest_ok(chat_render(t, &r, &text, &n, &err), &err, "render"))
+        if (memtest_ok(chat_render(t, &r, &text, &n, NULL, &err), &err, "render"))
             assert_string_equal(text, "<USER>Hi<ASSISTANT>Hello2");
     }
     free(text);

@@ -111,7 +111,7 @@ static void check_traced(const struct chat_template *t, const struct chat_reques
     char *again = NULL;
     uint8_t *foreign = NULL;
     size_t n_again = 0;
-    assert_int_equal(chat_render_traced(t, r, &again, &n_again, &foreign, NULL), rc);
+    assert_int_equal(chat_render(t, r, &again, &n_again, &foreign, NULL), rc);
     assert_int_equal(n_again, rc == 0 ? n : 0);
     if (rc == 0)
         assert_memory_equal(again, text, n);
@@ -194,7 +194,7 @@ static bool as_expected(const char *source, const struct json *talk, const struc
     struct err err = {0};
     char *text = NULL;
     size_t n = 0, n_want = 0;
-    int rc = chat_render(t, &r, &text, &n, &err);
+    int rc = chat_render(t, &r, &text, &n, NULL, &err);
     check_traced(t, &r, rc, text, n);
     const char *want = json_string_of(json_member(expected, "output"), &n_want);
     /* The reference leaves out tools and calls that a template does not show. */
@@ -291,7 +291,7 @@ static void expect(const char *source, const char *messages, const char *tools, 
     struct err err = {0};
     char *out = NULL;
     size_t n = 0;
-    assert_int_equal(chat_render(t, &r, &out, &n, &err), rc);
+    assert_int_equal(chat_render(t, &r, &out, &n, NULL, &err), rc);
     assert_string_equal(rc == 0 ? out : err.msg, text);
     free(out);
     json_free(list);
@@ -482,11 +482,11 @@ TEST(test_kwargs)
     struct err err = {0};
     char *text = NULL;
     size_t n = 0;
-    assert_int_equal(chat_render(t, &r, &text, &n, &err), 0);
+    assert_int_equal(chat_render(t, &r, &text, &n, NULL, &err), 0);
     assert_string_equal(text, "EFalseFalseFalse");
     free(text);
     r = (struct chat_request){.messages = m, .kwargs = reserved};
-    assert_int_equal(chat_render(t, &r, &text, &n, &err), ERR_USAGE);
+    assert_int_equal(chat_render(t, &r, &text, &n, NULL, &err), ERR_USAGE);
     assert_string_equal(err.msg, "'tools' cannot be an argument of the template");
     json_free(m);
     json_free(good);
@@ -506,7 +506,7 @@ TEST(test_turns)
         .messages = messages, .add_generation_prompt = true, .bos_token = "<s>"};
     char *text = NULL;
     size_t n = 0;
-    assert_int_equal(chat_render(t, &r, &text, &n, NULL), 0);
+    assert_int_equal(chat_render(t, &r, &text, &n, NULL, NULL), 0);
     assert_string_equal(text, "<s>system: short\nuser: h\xc3\xa9\nassistant:");
     assert_int_equal(n, strlen(text));
     free(text);
@@ -592,7 +592,7 @@ static char *rendered(const char *source, const char *messages, const char *tool
     struct chat_request r = {.messages = m, .tools = list, .unshown = unshown};
     char *out = NULL;
     size_t n = 0;
-    (void)chat_render_traced(t, &r, &out, &n, foreign, NULL);
+    (void)chat_render(t, &r, &out, &n, foreign, NULL);
     json_free(list);
     json_free(m);
     chat_close(t);
@@ -659,7 +659,7 @@ TEST(test_marks)
             struct chat_request r = {.messages = big, .marks = marks, .n_marks = 2};
             uint8_t *foreign = NULL;
             char *out = NULL;
-            assert_int_equal(chat_render_traced(t, &r, &out, &n, &foreign, NULL), 0);
+            assert_int_equal(chat_render(t, &r, &out, &n, &foreign, NULL), 0);
             char shown[128];
             size_t n_shown = 0;
             for (size_t k = 0; k < marks[0].at && n_shown < sizeof shown - 1; k++)
@@ -854,7 +854,7 @@ TEST(test_written_forms)
         size_t n = 0, n_parts = 0;
         assert_int_equal(chat_open(&t, rows[i].source, rows[i].tokens, &err), 0);
         assert_false(chat_abilities(t).declared_tools);
-        assert_int_equal(chat_render(t, &r, &text, &n, &err), 0);
+        assert_int_equal(chat_render(t, &r, &text, &n, NULL, &err), 0);
         assert_string_equal(strstr(text, "said"), rows[i].text);
         struct answer_form *f = answer_form_create(chat_syntax(t), NULL);
         struct answer *a = answer_open(f, "", 0, tools);
@@ -923,7 +923,7 @@ static void expect_request(const char *kwargs, const char *tools, int rc, const 
     struct err err = {0};
     char *out = NULL;
     size_t n = 9;
-    assert_int_equal(chat_render(t, &r, &out, &n, &err), rc);
+    assert_int_equal(chat_render(t, &r, &out, &n, NULL, &err), rc);
     assert_string_equal(rc == 0 ? out : err.msg, text);
     assert_int_equal(n, rc == 0 ? strlen(text) : 0);
     free(out);
@@ -970,7 +970,7 @@ TEST(test_which_bytes_are_foreign)
         snprintf(text, sizeof text, "[{\"role\": \"%s\", \"content\": \"user\"}]", role);
         struct json *m = parse(text);
         struct chat_request r = {.messages = m};
-        assert_int_equal(chat_render_traced(t, &r, &out, &n, &foreign, &err), 0);
+        assert_int_equal(chat_render(t, &r, &out, &n, &foreign, &err), 0);
         if (strcmp(role, "function") == 0)
             role = "tool"; /* the newer name */
         assert_int_equal(n, strlen(role) + 6);

@@ -196,12 +196,13 @@ TEST(test_added_tokens_are_listed_by_id)
         snprintf(text, sizeof text,
                  "{\"added_tokens_decoder\": {\"7\": {\"content\": \"X\", \"%s\": 5}}}",
                  flags[i]);
-        snprintf(message, sizeof message, "added_tokens_decoder: '%s' must be", flags[i]);
+        snprintf(message, sizeof message, "added_tokens_decoder: '7': '%s' must be",
+                 flags[i]);
         refuse(text, ERR_FORMAT, message);
     }
     /* tokens before the bad one are freed */
     refuse("{\"added_tokens_decoder\": {\"1\": {\"content\": \"X\"}, \"2\": {}}}",
-           ERR_FORMAT, "added_tokens_decoder: 'content' is missing");
+           ERR_FORMAT, "added_tokens_decoder: '2': 'content' is missing");
     refuse("{\"added_tokens_decoder\": {\"1\": {\"content\": \"X\", \"single_word\": "
            "true}}}",
            ERR_UNSUPPORTED, "'single_word' is not supported");
