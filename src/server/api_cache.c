@@ -199,7 +199,8 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
 {
     *s = (struct subject){0};
     const struct json *body = call_body(c, 0);
-    if (body == NULL || request_known(body, names, f) != 0 || read_numbers(body, s, f) != 0)
+    if (body == NULL || call_check_members(c, body, names, f) != 0 ||
+        read_numbers(body, s, f) != 0)
         return -1;
     s->salt = call_state_salt(c, s->cache_salt);
     const struct json *prompt = json_member(body, "prompt");

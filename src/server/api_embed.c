@@ -385,14 +385,6 @@ static void start(struct call *c, struct embed *e, int rc, struct fault *f)
     call_generate(c, &embeddings, e, &p, prompts, n, NULL, "");
 }
 
-/* Checks a body's members against `names`, and the model that it names. */
-static int check(struct call *c, const struct json *body, const char *const *names,
-                 struct fault *f)
-{
-    const char *name = json_string_of(json_member(body, "model"), NULL);
-    return request_known(body, names, f) != 0 ? -1 : call_check_name(c, name, f);
-}
-
 static int read_int(const struct json *body, const char *name, int64_t *out,
                     struct fault *f)
 {
@@ -420,7 +412,7 @@ void api_embeddings(struct call *c)
         return;
     struct embed *e = xcalloc(1, sizeof *e);
     const struct json *format = json_member(body, "encoding_format");
-    int rc = check(c, body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     e->base64 = json_string_is(format, "base64");
     if (rc == 0 && json_kind(format) != JSON_KIND_NULL && !e->base64 &&
         !json_string_is(format, "float"))
@@ -445,7 +437,7 @@ static void embed_ollama(struct call *c, enum form form, const char *name)
                         .truncates = true,
                         .is_raw = form == FORM_OLLAMA_ONE,
                         .begun_ns = clock_now_ns()};
-    int rc = check(c, body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     if (rc == 0)
         rc = read_bool(body, "truncate", &e->truncates, &f);
     if (rc == 0)
@@ -481,7 +473,7 @@ void api_llama_embedding(struct call *c)
     struct embed *e = xcalloc(1, sizeof *e);
     const char *from = json_member(body, "content") != NULL ? "content" : "input";
     const struct json *given = json_member(body, "embd_normalize");
-    int rc = check(c, body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     if (rc == 0 && given != NULL && (!json_int_of(given, &how) || (how != 2 && how != -1)))
         rc = fault_field(&f, "embd_normalize", "must be 2 (length 1) or -1 (as they are)");
     e->form = FORM_LLAMA;
@@ -571,7 +563,7 @@ void api_rerank(struct call *c)
         return;
     struct embed *e = xcalloc(1, sizeof *e);
     e->form = json_member(body, "texts") != NULL ? FORM_TEI : FORM_RANKING;
-    int rc = check(c, body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     if (rc == 0)
         rc = read_int(body, "top_n", &e->n_best, &f);
     if (rc == 0)

@@ -109,6 +109,18 @@ int call_check_name(struct call *c, const char *name, struct fault *f)
     return client_check_model(&client, name, f);
 }
 
+int call_check_members(struct call *c, const struct json *body, const char *const *names,
+                       struct fault *f)
+{
+    struct err err = {0};
+    const char *model = NULL;
+    if (request_known(body, names, f) != 0)
+        return -1;
+    if (json_opt_string(body, "model", &model, &err) != 0)
+        return fault_set(f, 400, NULL, "model", "%s", err.msg);
+    return call_check_name(c, model, f);
+}
+
 /* --- the last requests ------------------------------------------------------------------------ */
 
 void api_requests(struct call *c)
@@ -285,7 +297,7 @@ void api_tokenize(struct call *c)
     size_t n = 0;
     if (body == NULL)
         return;
-    int rc = request_known(body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     const char *text = json_string_of(json_member(body, "content"), &n);
     add = text == NULL;
     if (rc == 0)
@@ -341,7 +353,7 @@ void api_detokenize(struct call *c)
     int n_ids = 0;
     if (body == NULL)
         return;
-    int rc = request_known(body, names, &f);
+    int rc = call_check_members(c, body, names, &f);
     list = json_member(body, "tokens");
     if (rc == 0 && json_kind(list) != JSON_KIND_ARRAY)
         rc = fault_set(&f, 400, NULL, "tokens", "'tokens' must be a list of token ids");

@@ -485,10 +485,8 @@ void api_ollama_show(struct call *c)
     struct fault f;
     if (body == NULL)
         return;
-    const char *name = json_string_of(json_member(body, "model"), NULL);
-    if (name == NULL)
-        name = json_string_of(json_member(body, "name"), NULL);
-    if (request_known(body, names, &f) != 0 || call_check_name(c, name, &f) != 0) {
+    const char *name = json_string_of(json_member(body, "name"), NULL);
+    if (call_check_members(c, body, names, &f) != 0 || call_check_name(c, name, &f) != 0) {
         call_fault(c, &f);
         return;
     }

@@ -180,6 +180,10 @@ const char *call_tenant(const struct call *c);
 const char *call_query(struct call *c, const char *name);
 /* Checks that this server has the model of that name (NULL: any). Returns 0, or -1 with *f. */
 int call_check_name(struct call *c, const char *name, struct fault *f);
+/* Checks that a body has no members but those of `names`, which a NULL ends, and that this server
+ * has the model that the body names. Returns 0, or -1 with *f. */
+int call_check_members(struct call *c, const struct json *body, const char *const *names,
+                       struct fault *f);
 /* Returns the number of the model with that name, 0 if there is one model; or -1 with *f. */
 int call_find_model(struct call *c, const char *name, struct fault *f);
 /* Unloads the call's model when no request uses it any more. With one model nothing happens. */
