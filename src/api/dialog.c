@@ -183,8 +183,8 @@ int dialog_render(const struct dialog *k, const struct hcache_chat *chat, char *
         localtime_r(&seconds, &now);
     else if (read_moment(chat->moment, &now, err) != 0)
         return ERR_USAGE;
-    bool has_tools = json_kind(chat->tools) == JSON_KIND_ARRAY;
-    bool has_vars = json_kind(chat->kwargs) == JSON_KIND_OBJECT;
+    bool has_tools = json_kind(chat->tools) != JSON_KIND_NULL;
+    bool has_vars = json_kind(chat->kwargs) != JSON_KIND_NULL;
     struct chat_mark marks[CHAT_MARKS] = {{0}};
     CHECK(chat->n_marks <= CHAT_MARKS);
     struct chat_request r = {.messages = chat->messages,

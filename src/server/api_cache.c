@@ -59,6 +59,14 @@ static int from_prompt(struct call *c, const struct json *v, struct subject *s,
                : fault_refuse(f, err.code, "prompt", "'prompt': %s", err.msg);
 }
 
+/* Returns a member; NULL if it is missing, null, or an empty list or object. */
+static const struct json *given(const struct json *body, const char *name)
+{
+    const struct json *v = json_member(body, name);
+    bool has_size = json_kind(v) == JSON_KIND_ARRAY || json_kind(v) == JSON_KIND_OBJECT;
+    return json_kind(v) == JSON_KIND_NULL || (has_size && json_count(v) == 0) ? NULL : v;
+}
+
 static int from_messages(struct call *c, const struct json *body, struct subject *s,
                          struct fault *f)
 {
@@ -66,11 +74,9 @@ static int from_messages(struct call *c, const struct json *body, struct subject
     struct hcache_err err = {0};
     struct prompt_text text = {0};
     char what[200];
-    const struct json *tools = json_member(body, "tools"),
-                      *kwargs = json_member(body, "chat_template_kwargs");
     struct chat_source source = {.messages = json_member(body, "messages"),
-                                 .tools = json_count(tools) > 0 ? tools : NULL,
-                                 .kwargs = json_count(kwargs) > 0 ? kwargs : NULL,
+                                 .tools = given(body, "tools"),
+                                 .kwargs = given(body, "chat_template_kwargs"),
                                  .plain = c->s->o.plain_chat,
                                  .parse_special = c->s->o.parse_special,
                                  .truncates = truncates};
@@ -204,7 +210,10 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
         return -1;
     s->salt = call_state_salt(c, s->cache_salt);
     const struct json *prompt = json_member(body, "prompt");
-    const char *response = json_string_of(json_member(body, "response_id"), NULL);
+    struct err err = {0};
+    const char *response = NULL;
+    if (json_opt_string(body, "response_id", &response, &err) != 0)
+        return fault_set(f, 400, NULL, "response_id", "%s", err.msg);
     int n = (prompt != NULL) + (response != NULL) + (json_member(body, "messages") != NULL);
     if (!needs_prompt)
         return 0;
@@ -218,11 +227,11 @@ static int read_subject(struct call *c, const char *const *names, bool needs_pro
                                 : from_messages(c, body, s, f);
     if (rc == 0 && s->prompt.n == 0)
         rc = fault_set(f, 400, NULL, "prompt", "the prompt has no tokens");
-    struct hcache_err err = {0};
+    struct hcache_err why = {0};
     if (rc == 0 && s->truncation.ratio > 0 &&
-        hcache_truncation_check(call_model(c), &s->truncation, NULL, &err) != 0)
+        hcache_truncation_check(call_model(c), &s->truncation, NULL, &why) != 0)
         rc = fault_set(f, 400, "unsupported_value",
-                       response != NULL ? "response_id" : "truncation", "%s", err.msg);
+                       response != NULL ? "response_id" : "truncation", "%s", why.msg);
     return rc;
 }
 

@@ -122,9 +122,7 @@ static struct json *read_message(const struct json *m, struct calls *k, struct f
 static int read_messages(const struct json *from, struct json *list, struct fault *f)
 {
     struct calls k = {.list = NULL};
-    int rc = json_kind(from) == JSON_KIND_ARRAY
-                 ? 0
-                 : fault_field(f, "messages", "must be a list of messages");
+    int rc = 0;
     for (size_t i = 0; rc == 0 && i < json_count(from); i++) {
         struct json *m = read_message(json_at(from, i), &k, f);
         if (m == NULL)
@@ -348,10 +346,14 @@ static void start(struct call *c, bool chat)
         return;
     struct client client = call_client(c);
     struct json *list = json_new_array();
-    size_t n = json_count(json_member(body, "messages"));
+    const struct json *messages = json_member(body, "messages");
+    size_t n = json_count(messages);
     if (!chat)
         (void)json_string_of(json_member(body, "prompt"), &n);
     int rc = request_parse(body, REQUEST_CHAT | REQUEST_OLLAMA, &p, &f);
+    if (rc == 0 && json_kind(messages) != JSON_KIND_NULL &&
+        json_kind(messages) != JSON_KIND_ARRAY)
+        rc = fault_field(&f, "messages", "must be a list of messages");
     if (rc == 0)
         rc = client_check_model(&client, p.model, &f);
     if (rc == 0 && n == 0) {

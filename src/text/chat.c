@@ -19,8 +19,10 @@ static int check_request(const struct chat_request *r, struct err *err)
         return err_set(err, ERR_USAGE, "tools must be an array, it is %s",
                        json_kind_name(r->tools));
     if (r->kwargs != NULL && json_kind(r->kwargs) != JSON_KIND_OBJECT)
-        return err_set(err, ERR_USAGE, "the template's arguments must be an object, not %s",
-                       json_kind_name(r->kwargs));
+        return err_set(
+            err, ERR_USAGE,
+            "the template's arguments (chat_template_kwargs) must be an object, not %s",
+            json_kind_name(r->kwargs));
     for (size_t i = 0; i < sizeof reserved / sizeof *reserved; i++)
         if (json_member(r->kwargs, reserved[i]) != NULL)
             return err_set(err, ERR_USAGE, "'%s' cannot be an argument of the template",

@@ -137,20 +137,18 @@ TEST(templates_get_what_they_ask_for)
          "False|<|endoftext|>|7||True"},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"chat_template_kwargs\":[1]"
          "}",
-         "False|<|endoftext|>|||True"},
+         NULL},
         {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"tools\":[{},{}]}",
          "False|<|endoftext|>||2|True"},
-        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"tools\":{\"a\":1}}",
-         "False|<|endoftext|>|||True"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"\"}],\"tools\":{\"a\":1}}", NULL},
     };
     struct tokenizer *t;
     struct err err = {0};
     struct dialog *k = dialog_with(template, &t);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *text = rendered(k, rows[i].request, false, &err);
-        if (text == NULL)
-            fail_msg("%s", err.msg);
-        assert_string_equal(text, rows[i].text);
+        assert_true((text == NULL) == (rows[i].text == NULL));
+        assert_true(text == NULL || strcmp(text, rows[i].text) == 0);
         free(text);
     }
     assert_true(!dialog_has_tools(k) ||

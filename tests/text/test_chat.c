@@ -939,8 +939,9 @@ TEST(test_requests)
     expect_request("{\"x\": 5, \"bos_token\": \"b\"}", "[]", 0, "True 5 True False");
     expect_request("{}", "[1]", 0, "False  True False");
     expect_request("{}", "\"f\"", ERR_USAGE, "tools must be an array, it is a string");
-    expect_request("[]", "null", ERR_USAGE,
-                   "the template's arguments must be an object, not an array");
+    expect_request(
+        "[]", "null", ERR_USAGE,
+        "the template's arguments (chat_template_kwargs) must be an object, not an array");
     static const char *const reserved[] = {"messages", "tools", "documents",
                                            "add_generation_prompt"};
     for (size_t i = 0; i < 4; i++) {
