@@ -892,7 +892,10 @@ struct hcache_cache_stats {
     uint64_t n_guarantees_broken;
     /* The following fields count since the store was opened. */
     uint64_t n_hits, n_misses, n_evicted, n_corrupt, appended_bytes, read_bytes;
-    struct hcache_counts misses, evictions; /* counts by reason */
+    /* look-ups that missed, and evicted chunks, counted by reason */
+    struct hcache_counts misses, evictions;
+    /* records that were not used, because their checksum was wrong or they could not be read */
+    uint64_t n_checksum_failures, n_read_failures;
     int saving_fault;     /* 0, or the error because of which nothing is saved now */
     char saving_why[200]; /* message of saving_fault, or "" */
     struct hcache_dram dram;
@@ -999,24 +1002,19 @@ struct hcache_stats {
     uint64_t guessed_tokens, guessed_right; /* of the generated tokens; see hcache_result */
     uint64_t device_tokens;   /* tokens of prompts whose state was still on the device */
     uint64_t restored_tokens; /* tokens of prompts whose state came from the store */
-    /* "dram" or "disk": where the store's chunks are; NULL: there is no store */
-    const char *tier;
-    uint64_t dram_tokens;   /* part of restored_tokens that came from DRAM copies alone */
-    uint64_t remote_tokens; /* tokens fetched from the remote into the store */
-    struct hcache_dram dram;
+    uint64_t dram_tokens;     /* part of restored_tokens that came from DRAM copies alone */
+    uint64_t remote_tokens;   /* tokens fetched from the remote into the store */
     uint64_t computed_tokens; /* tokens of prompts that were computed */
     uint64_t restored_bytes;
-    /* restores with a plan, and the part of them whose plan recomputes layers */
-    uint64_t n_restores, n_restores_recompute;
+    uint64_t n_restores; /* restores with a plan */
     uint64_t layers_recompute, layers_hidden, layers_kv;
-    double restore_predicted_s, restore_measured_s, restore_wait_s;
+    double restore_measured_s, restore_wait_s;
     uint64_t n_misses; /* requests for which less was restored than possible */
-    /* Sequences whose saving ended early, by reason: the writer fell behind; no memory for the
-     * tail; the store's limit; waiting requests need the stored chunks sooner; the disk is full;
-     * the parent chunk was evicted; the tail could not be read; the store failed; the context was
-     * erased meanwhile. */
-    uint64_t shed_behind, shed_memory, shed_cap, shed_refused, shed_space, shed_parent,
-        shed_tail, shed_fault, shed_erased;
+    /* Sequences whose saving ended early, by reason: "writer_behind", "no_memory", "store_cap",
+     * "refused" (waiting requests need the stored chunks sooner), "disk_full", "parent_gone" (the
+     * parent chunk was evicted), "tail_unreadable", "erased" (the context was erased meanwhile),
+     * "store_fault". */
+    struct hcache_counts saves_ended;
     /* Chunks that were committed; the partial chunks among them; chunks that the store already
      * had. */
     uint64_t saved_chunks, saved_tails, shared_chunks;
@@ -1044,12 +1042,6 @@ struct hcache_stats {
      * the reads ended first), "recomputed" (recomputation ended first), "left" (prefill computed
      * the rest). */
     struct hcache_counts stalls;
-    /* look-ups in the store that missed, counted by reason */
-    struct hcache_counts misses;
-    struct hcache_counts evictions; /* evicted chunks, counted by reason */
-    /* records that were not used, because their checksum was wrong or they could not be read */
-    uint64_t n_checksum_failures, n_read_failures;
-    uint64_t store_bytes, store_cap_bytes, store_read_bytes, store_written_bytes;
     struct hcache_hist queue, ttft, tbt;
     struct hcache_hist restore, restore_predicted;
 };

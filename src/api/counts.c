@@ -47,11 +47,9 @@ static void count_restore(struct counts *c, const struct hcache_result *r)
     hist_add(&st->restore, r->timings.restore_ms * 1e-3);
     hist_add(&st->restore_predicted, r->plan.predicted_ms * 1e-3);
     st->n_restores++;
-    st->n_restores_recompute += r->plan.recompute > 0;
     st->layers_recompute += (uint64_t)r->plan.recompute;
     st->layers_hidden += (uint64_t)r->plan.hidden;
     st->layers_kv += (uint64_t)r->plan.kv;
-    st->restore_predicted_s += r->plan.predicted_ms * 1e-3;
     st->restore_measured_s += r->timings.restore_ms * 1e-3;
     st->restore_wait_s += r->timings.restore_wait_ms * 1e-3;
 }
@@ -114,17 +112,20 @@ void counts_read(const struct counts *c, const struct engine_stats *e,
         count_add(&out->stalls, stall_end_name(i), e->n_stalls[i]);
 }
 
+static const char *const save_end_names[SAVE_ENDS] = {
+    [SAVE_END_BEHIND] = "writer_behind", [SAVE_END_MEMORY] = "no_memory",
+    [SAVE_END_CAP] = "store_cap",        [SAVE_END_REFUSED] = "refused",
+    [SAVE_END_SPACE] = "disk_full",      [SAVE_END_PARENT] = "parent_gone",
+    [SAVE_END_TAIL] = "tail_unreadable", [SAVE_END_ERASED] = "erased",
+    [SAVE_END_FAULT] = "store_fault"};
+
 void counts_saver(const struct saver_stats *st, struct hcache_stats *out)
 {
-    out->shed_behind = st->n_ended[SAVE_END_BEHIND];
-    out->shed_memory = st->n_ended[SAVE_END_MEMORY];
-    out->shed_cap = st->n_ended[SAVE_END_CAP];
-    out->shed_refused = st->n_ended[SAVE_END_REFUSED];
-    out->shed_space = st->n_ended[SAVE_END_SPACE];
-    out->shed_parent = st->n_ended[SAVE_END_PARENT];
-    out->shed_erased = st->n_ended[SAVE_END_ERASED];
-    out->shed_tail = st->n_ended[SAVE_END_TAIL];
-    out->shed_fault = st->n_ended[SAVE_END_FAULT] + st->n_ended[SAVE_END_DEVICE];
+    for (int i = SAVE_GOES_ON + 1; i < SAVE_ENDS; i++)
+        if (i != SAVE_END_DEVICE)
+            count_add(&out->saves_ended, save_end_names[i], st->n_ended[i]);
+    /* A fault of the device counts as one of the store, the last reason. */
+    out->saves_ended.at[out->saves_ended.n - 1].count += st->n_ended[SAVE_END_DEVICE];
     out->saved_chunks = st->n_chunks;
     out->saved_tails = st->n_tails;
     out->shared_chunks = st->n_shared;
@@ -154,12 +155,10 @@ void counts_sum(struct hcache_stats *to, const struct hcache_stats *from)
     ADD(n_refused), ADD(n_timed_out), ADD(prompt_tokens), ADD(generated_tokens);
     ADD(guessed_tokens), ADD(guessed_right), ADD(device_tokens), ADD(restored_tokens);
     ADD(dram_tokens), ADD(remote_tokens), ADD(computed_tokens), ADD(restored_bytes);
-    ADD(n_restores), ADD(n_restores_recompute), ADD(layers_recompute), ADD(layers_hidden);
+    ADD(n_restores), ADD(layers_recompute), ADD(layers_hidden);
     ADD(layers_kv);
-    ADD(restore_predicted_s), ADD(restore_measured_s), ADD(restore_wait_s), ADD(n_misses);
-    ADD(shed_behind), ADD(shed_memory), ADD(shed_cap), ADD(shed_refused), ADD(shed_space);
-    ADD(shed_parent), ADD(shed_tail), ADD(shed_fault), ADD(shed_erased), ADD(saved_chunks);
-    ADD(saved_tails), ADD(shared_chunks), ADD(save_buffer_bytes);
+    ADD(restore_measured_s), ADD(restore_wait_s), ADD(n_misses);
+    ADD(saved_chunks), ADD(saved_tails), ADD(shared_chunks), ADD(save_buffer_bytes);
     ADD(save_buffer_used_bytes), ADD(n_preempted), ADD(recovered_tokens);
     ADD(recomputed_tokens), ADD(n_stairs), ADD(n_replays), ADD(stairs_s), ADD(kv_blocks);
     ADD(kv_blocks_free), ADD(kv_blocks_kept), ADD(kv_blocks_evicted), ADD(link_bytes);
@@ -169,6 +168,7 @@ void counts_sum(struct hcache_stats *to, const struct hcache_stats *from)
     names_sum(&to->plans, &from->plans);
     names_sum(&to->surprises, &from->surprises);
     names_sum(&to->stalls, &from->stalls);
+    names_sum(&to->saves_ended, &from->saves_ended);
     hist_sum(&to->queue, &from->queue);
     hist_sum(&to->ttft, &from->ttft);
     hist_sum(&to->tbt, &from->tbt);
@@ -184,7 +184,7 @@ void counts_unloaded(struct hcache_stats *st)
     st->wait_s = 0;
 }
 
-struct hcache_dram counts_dram(const struct store_dram *d)
+static struct hcache_dram dram_of(const struct store_dram *d)
 {
     return (struct hcache_dram){.cap_bytes = d->cap_bytes,
                                 .used_bytes = d->used_bytes,
@@ -227,26 +227,10 @@ struct hcache_remote counts_remote(const struct remote_stats *st)
     return out;
 }
 
-void counts_store(const struct store_stats *st, struct hcache_stats *out)
-{
-    out->tier = st->tier;
-    out->dram = counts_dram(&st->dram);
-    out->store_bytes = st->used_bytes;
-    out->store_cap_bytes = st->cap_bytes;
-    out->store_read_bytes = st->read_bytes;
-    out->store_written_bytes = st->appended_bytes;
-    out->n_checksum_failures = st->n_checksum_failures;
-    out->n_read_failures = st->n_read_failures;
-    for (int i = 0; i < STORE_MISSES; i++)
-        count_add(&out->misses, store_miss_name((enum store_miss)i), st->misses[i]);
-    for (int i = 0; i < STORE_EVICTS; i++)
-        count_add(&out->evictions, store_evict_name((enum store_evict)i), st->evictions[i]);
-}
-
 void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out)
 {
     out->tier = st->tier;
-    out->dram = counts_dram(&st->dram);
+    out->dram = dram_of(&st->dram);
     out->n_chunks = st->n_chunks;
     out->used_bytes = st->used_bytes;
     out->cap_bytes = st->cap_bytes;
@@ -263,6 +247,8 @@ void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out)
     out->n_misses = st->n_misses;
     out->n_evicted = st->n_evicted;
     out->n_corrupt = st->n_corrupt;
+    out->n_checksum_failures = st->n_checksum_failures;
+    out->n_read_failures = st->n_read_failures;
     out->appended_bytes = st->appended_bytes;
     out->read_bytes = st->read_bytes;
     for (int i = 0; i < STORE_MISSES; i++)

@@ -29,19 +29,16 @@ void counts_end(struct counts *c, const struct hcache_ticket *t);
 /* Sets *out to everything that was counted, and to the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
-/* Adds another model's statistics: its counts, and its present numbers, such as waiting requests.
- * What comes from the store stays that of *to, because models share it. */
+/* Adds another model's counts, and its present numbers, such as waiting requests. */
 void counts_sum(struct hcache_stats *to, const struct hcache_stats *from);
 /* Sets what is present now, such as waiting requests, to 0: the model is unloaded. */
 void counts_unloaded(struct hcache_stats *st);
 
-/* Return the public form of statistics. A struct without a URL means that there is no remote; then
+/* Returns the public form of statistics. A struct without a URL means that there is no remote; then
  * it has no misses. */
-struct hcache_dram counts_dram(const struct store_dram *d);
 struct hcache_remote counts_remote(const struct remote_stats *st);
 /* Add statistics to *out. */
 void counts_saver(const struct saver_stats *st, struct hcache_stats *out);
-void counts_store(const struct store_stats *st, struct hcache_stats *out);
 void counts_cache(const struct store_stats *st, struct hcache_cache_stats *out);
 
 #endif

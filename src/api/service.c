@@ -82,7 +82,6 @@ static double expected_wait_s(const struct service *s)
 void service_stats(struct service *s, struct hcache_stats *out)
 {
     struct saver_stats saver;
-    struct store_stats store;
     pthread_mutex_lock(&s->lock);
     counts_read(&s->counts, &s->engine, out);
     out->wait_s = expected_wait_s(s);
@@ -90,10 +89,6 @@ void service_stats(struct service *s, struct hcache_stats *out)
     if (s->o.saver != NULL) {
         saver_stats(s->o.saver, &saver);
         counts_saver(&saver, out);
-    }
-    if (s->o.store != NULL) {
-        store_stats(s->o.store, &store);
-        counts_store(&store, out);
     }
 }
 

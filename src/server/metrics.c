@@ -90,9 +90,10 @@ static void request_metrics(struct textbuf *b, const struct hcache_stats *st)
     histogram(b, "tbt_seconds", "Time between tokens of a sequence.", &st->tbt);
 }
 
-static void token_metrics(struct textbuf *b, const struct hcache_stats *st)
+static void token_metrics(struct textbuf *b, const struct hcache_stats *st,
+                          const struct hcache_cache_stats *k)
 {
-    bool dram = st->tier != NULL && strcmp(st->tier, "dram") == 0;
+    bool dram = k->tier != NULL && strcmp(k->tier, "dram") == 0;
     head(b, "counter", "prompt_tokens_total",
          "Prompt tokens, by the source of their state.");
     labelled(b, "prompt_tokens_total", "source", "device", st->device_tokens);
@@ -201,34 +202,26 @@ static void saving_metrics(struct textbuf *b, const struct hcache_cache_stats *k
            "Guarantees broken by damage on the disk.", (double)k->n_guarantees_broken);
 }
 
-static void store_metrics(struct textbuf *b, const struct hcache_stats *st)
+static void store_metrics(struct textbuf *b, const struct hcache_stats *st,
+                          const struct hcache_cache_stats *k)
 {
     counts(b, "misses_total", "reason", "Look-ups that missed chunks, by reason.",
-           &st->misses);
+           &k->misses);
     counts(b, "evictions_total", "reason", "Chunks removed from the store, by reason.",
-           &st->evictions);
+           &k->evictions);
     metric(b, "counter", "checksum_failures_total", "Records whose checksum was wrong.",
-           (double)st->n_checksum_failures);
+           (double)k->n_checksum_failures);
     metric(b, "counter", "read_failures_total", "Records that could not be read.",
-           (double)st->n_read_failures);
-    metric(b, "gauge", "store_bytes", "Bytes of saved state.", (double)st->store_bytes);
+           (double)k->n_read_failures);
+    metric(b, "gauge", "store_bytes", "Bytes of saved state.", (double)k->used_bytes);
     metric(b, "gauge", "store_cap_bytes", "Bound on saved state; 0: none.",
-           (double)st->store_cap_bytes);
+           (double)k->cap_bytes);
     metric(b, "counter", "store_read_bytes_total", "Bytes read from the store.",
-           (double)st->store_read_bytes);
+           (double)k->read_bytes);
     metric(b, "counter", "store_written_bytes_total", "Bytes written to the store.",
-           (double)st->store_written_bytes);
-    head(b, "counter", "saves_ended_total",
-         "Sequences whose saving ended early, by reason.");
-    labelled(b, "saves_ended_total", "reason", "writer_behind", st->shed_behind);
-    labelled(b, "saves_ended_total", "reason", "no_memory", st->shed_memory);
-    labelled(b, "saves_ended_total", "reason", "store_cap", st->shed_cap);
-    labelled(b, "saves_ended_total", "reason", "refused", st->shed_refused);
-    labelled(b, "saves_ended_total", "reason", "disk_full", st->shed_space);
-    labelled(b, "saves_ended_total", "reason", "parent_gone", st->shed_parent);
-    labelled(b, "saves_ended_total", "reason", "erased", st->shed_erased);
-    labelled(b, "saves_ended_total", "reason", "tail_unreadable", st->shed_tail);
-    labelled(b, "saves_ended_total", "reason", "store_fault", st->shed_fault);
+           (double)k->appended_bytes);
+    counts(b, "saves_ended_total", "reason",
+           "Sequences whose saving ended early, by reason.", &st->saves_ended);
     head(b, "counter", "saved_chunks_total",
          "Chunks made durable: written, or already in the store (shared).");
     labelled(b, "saved_chunks_total", "how", "written",
@@ -404,11 +397,11 @@ void metrics_of_engine(struct textbuf *b, const struct hcache_stats *st,
                        const struct hcache_cache_stats *k, int64_t idle_ttl_s)
 {
     request_metrics(b, st);
-    token_metrics(b, st);
+    token_metrics(b, st, k);
     restore_metrics(b, st);
     saving_metrics(b, k, idle_ttl_s);
-    store_metrics(b, st);
-    dram_metrics(b, &st->dram);
+    store_metrics(b, st, k);
+    dram_metrics(b, &k->dram);
     remote_metrics(b, st, &k->remote);
     llama_metrics(b, st);
 }
