@@ -36,11 +36,8 @@ int draft_continue(struct draft *d, struct conversations *c, int64_t parent,
 
 static void push_all(struct json *list, const char *text)
 {
-    struct json *items = NULL;
-    if (json_parse(&items, text, strlen(text), "items", NULL) == 0) {
-        for (size_t i = 0; i < json_count(items); i++)
-            json_push(list, json_share(json_at(items, i)));
-    }
+    struct json *items = json_of_text(text);
+    json_share_all(list, items);
     json_free(items);
 }
 
@@ -94,14 +91,10 @@ static int render(struct draft *d, struct hcache *h, const struct draft_opts *o,
     const bool has_moment = draft_moment(d->path, d->n_path, moment);
     struct json *messages = json_new_array(), *said = take_items(d);
     size_t n_instructions = 0;
-    if (json_string_of(o->instructions, &n_instructions) != NULL && n_instructions > 0) {
-        struct json *m = json_new_object();
-        json_put_string(m, "role", "system");
-        json_put(m, "content", json_share(o->instructions));
-        json_push(messages, m);
-    }
-    for (size_t i = 0; i < json_count(d->input); i++)
-        json_push(said, json_share(json_at(d->input, i)));
+    if (json_string_of(o->instructions, &n_instructions) != NULL && n_instructions > 0)
+        json_push(messages,
+                  json_make("{role: 'system', content: %p}", json_share(o->instructions)));
+    json_share_all(said, d->input);
     items_to_messages(said, messages);
     json_free(said);
     if (o->truncates)

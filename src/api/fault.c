@@ -105,15 +105,9 @@ int fault_too_long(struct fault *f, int64_t n_prompt, int n_context)
 
 struct json *fault_json(const struct fault *f)
 {
-    struct json *o = json_new_object(), *e = json_new_object();
-    json_put_string(e, "message", f->message);
-    json_put_string(e, "type", f->type);
-    json_put_string(e, "param", f->param[0] != 0 ? f->param : NULL);
-    json_put_string(e, "code", f->code);
-    if (f->n_context > 0) {
-        json_put_int(e, "n_prompt_tokens", f->n_prompt);
-        json_put_int(e, "n_ctx", f->n_context);
-    }
-    json_put(o, "error", e);
-    return o;
+    struct json *e = json_make("{message: %s, type: %s, param: %s, code: %s}", f->message,
+                               f->type, f->param[0] != 0 ? f->param : NULL, f->code);
+    if (f->n_context > 0)
+        json_extend(e, "{n_prompt_tokens: %ld, n_ctx: %d}", f->n_prompt, f->n_context);
+    return json_make("{error: %p}", e);
 }

@@ -17,24 +17,17 @@ static struct json *new_item(const char *prefix, const char *id, const char *typ
                              const char *status)
 {
     char name[NAME_BYTES];
-    struct json *o = json_new_object();
     if (id == NULL)
         conversations_name(prefix, name);
-    json_put_string(o, "id", id != NULL ? id : name);
-    json_put_string(o, "type", type);
-    json_put_string(o, "status", status);
-    return o;
+    return json_make("{id: %s, type: %s, status: %s}", id != NULL ? id : name, type,
+                     status);
 }
 
 /* Makes an output_text part, which then owns text. */
 static struct json *output_part(struct json *text)
 {
-    struct json *part = json_new_object();
-    json_put_string(part, "type", "output_text");
-    json_put(part, "text", text);
-    json_put(part, "annotations", json_new_array());
-    json_put(part, "logprobs", json_new_array());
-    return part;
+    return json_make("{type: 'output_text', text: %p, annotations: [], logprobs: []}",
+                     text);
 }
 
 struct json *item_text_part(const char *text, size_t n)
@@ -45,28 +38,23 @@ struct json *item_text_part(const char *text, size_t n)
 struct json *item_message(const char *id, const char *status, const char *text, size_t n)
 {
     struct json *o = new_item("msg", id, "message", status), *content = json_new_array();
-    json_put_string(o, "role", "assistant");
     if (text != NULL)
         json_push(content, item_text_part(text, n));
-    json_put(o, "content", content);
+    json_extend(o, "{role: 'assistant', content: %p}", content);
     return o;
 }
 
 struct json *item_thought_part(const char *text, size_t n)
 {
-    struct json *part = json_new_object();
-    json_put_string(part, "type", "reasoning_text");
-    json_put_bytes(part, "text", text, n);
-    return part;
+    return json_make("{type: 'reasoning_text', text: %p}", json_new_bytes(text, n));
 }
 
 struct json *item_reasoning(const char *id, const char *status, const char *text, size_t n)
 {
     struct json *o = new_item("rs", id, "reasoning", status), *content = json_new_array();
-    json_put(o, "summary", json_new_array());
     if (text != NULL)
         json_push(content, item_thought_part(text, n));
-    json_put(o, "content", content);
+    json_extend(o, "{summary: [], content: %p}", content);
     return o;
 }
 
@@ -76,8 +64,8 @@ struct json *item_call(const char *id, const char *status, const struct json *of
     struct json *o = is_custom ? new_item("ctc", id, "custom_tool_call", status)
                                : new_item("fc", id, "function_call", status);
     const char *input = is_custom ? "input" : "arguments";
-    json_put(o, "call_id", json_share(json_member(of, "call_id")));
-    json_put(o, "name", json_share(json_member(of, "name")));
+    json_extend(o, "{call_id: %p, name: %p}", json_share(json_member(of, "call_id")),
+                json_share(json_member(of, "name")));
     if (!is_custom && json_member(of, "namespace") != NULL)
         json_put(o, "namespace", json_share(json_member(of, "namespace")));
     if (with_arguments)
@@ -114,14 +102,9 @@ static bool is_text_part(const struct json *part)
  * large as a body. */
 static void push_part(struct json *content, const char *role, const struct json *text)
 {
-    if (strcmp(role, "assistant") == 0) {
-        json_push(content, output_part(json_share(text)));
-        return;
-    }
-    struct json *part = json_new_object();
-    json_put_string(part, "type", "input_text");
-    json_put(part, "text", json_share(text));
-    json_push(content, part);
+    json_push(content, strcmp(role, "assistant") == 0
+                           ? output_part(json_share(text))
+                           : json_make("{type: 'input_text', text: %p}", json_share(text)));
 }
 
 /* Reads a text, or a list of parts that are text. */
@@ -162,28 +145,21 @@ static int read_message(const struct json *v, const char *param, size_t i,
         return -1;
     }
     *out = new_item("msg", NULL, "message", "completed");
-    json_put_string(*out, "role", role);
-    json_put(*out, "content", content);
+    json_extend(*out, "{role: %s, content: %p}", role, content);
     return 0;
 }
 
-static int read_call(const struct json *v, const char *param, size_t i, struct json **out,
-                     struct fault *f)
+/* Reads a call of a function, or of a custom tool. */
+static int read_call(const struct json *v, bool is_custom, const char *param, size_t i,
+                     struct json **out, struct fault *f)
 {
+    const char *input = is_custom ? "input" : "arguments";
     if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
-        !is_string(json_member(v, "arguments")))
-        return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'arguments'");
-    *out = item_call(NULL, "completed", v, true, false);
-    return 0;
-}
-
-static int read_custom(const struct json *v, const char *param, size_t i, struct json **out,
-                       struct fault *f)
-{
-    if (!is_string(json_member(v, "call_id")) || !is_string(json_member(v, "name")) ||
-        !is_string(json_member(v, "input")))
-        return bad_item(f, param, i, "needs the texts 'call_id', 'name' and 'input'");
-    *out = item_call(NULL, "completed", v, true, true);
+        !is_string(json_member(v, input)))
+        return fault_set(f, 400, NULL, param,
+                         "'%-s' element %zu needs the texts 'call_id', 'name' and '%s'",
+                         param, i, input);
+    *out = item_call(NULL, "completed", v, true, is_custom);
     return 0;
 }
 
@@ -201,7 +177,7 @@ static struct json *joined(const struct json *parts)
         if (text != NULL)
             textbuf_add(&all, text, n);
     }
-    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    struct json *v = json_new_bytes(all.p, all.n);
     textbuf_free(&all);
     return v;
 }
@@ -221,8 +197,7 @@ static int read_output(const struct json *v, const char *param, size_t i, struct
                             ? "custom_tool_call_output"
                             : "function_call_output",
                         "completed");
-        json_put(*out, "call_id", json_share(id));
-        json_put(*out, "output", joined(parts));
+        json_extend(*out, "{call_id: %p, output: %p}", json_share(id), joined(parts));
     }
     json_free(parts);
     return rc;
@@ -256,8 +231,7 @@ static int read_more_tools(const struct json *v, const char *param, size_t i,
     if (json_kind(tools) != JSON_KIND_ARRAY)
         return bad_item(f, param, i, "needs a list 'tools'");
     *out = new_item("at", NULL, "additional_tools", "completed");
-    json_put_string(*out, "role", "developer");
-    json_put(*out, "tools", json_share(tools));
+    json_extend(*out, "{role: 'developer', tools: %p}", json_share(tools));
     return 0;
 }
 
@@ -270,9 +244,9 @@ static int read_item(const struct json *v, const char *param, size_t i, struct j
     if (type == NULL || strcmp(type, "message") == 0)
         return read_message(v, param, i, out, f);
     if (strcmp(type, "function_call") == 0)
-        return read_call(v, param, i, out, f);
+        return read_call(v, false, param, i, out, f);
     if (strcmp(type, "custom_tool_call") == 0)
-        return read_custom(v, param, i, out, f);
+        return read_call(v, true, param, i, out, f);
     if (strcmp(type, "function_call_output") == 0 ||
         strcmp(type, "custom_tool_call_output") == 0)
         return read_output(v, param, i, out, f);
@@ -300,8 +274,7 @@ int items_read(const struct json *sent, const char *param, struct json **out,
         struct json *content = json_new_array();
         push_part(content, "user", sent);
         item = new_item("msg", NULL, "message", "completed");
-        json_put_string(item, "role", "user");
-        json_put(item, "content", content);
+        json_extend(item, "{role: 'user', content: %p}", content);
         json_push(list, item);
         return 0;
     }
@@ -331,37 +304,27 @@ static bool is_type(const struct json *item, const char *type)
 
 static struct json *chat_call(const struct json *item)
 {
-    struct json *call = json_new_object(), *function = json_new_object();
-    json_put(call, "id", json_share(json_member(item, "call_id")));
-    json_put_string(call, "type", "function");
-    json_put(function, "name", json_share(json_member(item, "name")));
-    struct json *input = json_new_object();
-    if (is_type(item, "custom_tool_call"))
-        json_put(input, "input", json_share(json_member(item, "input")));
-    json_put(function, "arguments",
-             json_share(json_count(input) > 0 ? input : json_member(item, "arguments")));
-    json_free(input);
-    json_put(call, "function", function);
-    return call;
+    bool is_custom = is_type(item, "custom_tool_call");
+    const struct json *sent = json_member(item, is_custom ? "input" : "arguments");
+    return json_make(
+        "{id: %p, type: 'function', function: {name: %p, arguments: %p}}",
+        json_share(json_member(item, "call_id")), json_share(json_member(item, "name")),
+        is_custom ? json_make("{input: %p}", json_share(sent)) : json_share(sent));
 }
 
 static struct json *chat_message(const struct json *item)
 {
-    struct json *m = json_new_object();
     const char *role = json_string_of(json_member(item, "role"), NULL);
-    if (is_type(item, "function_call_output") || is_type(item, "custom_tool_call_output")) {
-        json_put_string(m, "role", "tool");
-        json_put(m, "tool_call_id", json_share(json_member(item, "call_id")));
-        json_put(m, "content", json_share(json_member(item, "output")));
-        return m;
-    }
+    if (is_type(item, "function_call_output") || is_type(item, "custom_tool_call_output"))
+        return json_make("{role: 'tool', tool_call_id: %p, content: %p}",
+                         json_share(json_member(item, "call_id")),
+                         json_share(json_member(item, "output")));
     /* Few templates know the role "developer", so it becomes "system" for all templates. */
-    json_put_string(m, "role",
-                    role == NULL                     ? "assistant"
-                    : strcmp(role, "developer") == 0 ? "system"
-                                                     : role);
-    json_put(m, "content", joined(json_member(item, "content")));
-    return m;
+    return json_make("{role: %s, content: %p}",
+                     role == NULL                     ? "assistant"
+                     : strcmp(role, "developer") == 0 ? "system"
+                                                      : role,
+                     joined(json_member(item, "content")));
 }
 
 static bool is_call(const struct json *item)
@@ -381,8 +344,7 @@ static bool add_to(struct json *m, const struct json *item)
         struct json *list = json_new_array();
         if (!has_text)
             json_put_string(m, "content", "");
-        for (size_t i = 0; i < json_count(calls); i++)
-            json_push(list, json_share(json_at(calls, i)));
+        json_share_all(list, calls);
         json_push(list, chat_call(item));
         json_put(m, "tool_calls", list);
         return true;
@@ -409,23 +371,22 @@ void items_tools(const struct json *items, struct json *early, struct json *late
     for (size_t i = 0; i < json_count(items); i++) {
         const struct json *item = json_at(items, i), *tools = json_member(item, "tools");
         begins = begins && is_of_system(item);
-        for (size_t k = 0; is_type(item, "additional_tools") && k < json_count(tools); k++)
-            json_push(begins ? early : late, json_share(json_at(tools, k)));
+        if (is_type(item, "additional_tools"))
+            json_share_all(begins ? early : late, tools);
     }
 }
 
 /* Returns the message that declares tools in the middle of a conversation. */
 static struct json *tools_message(const struct json *item)
 {
-    struct json *m = json_new_object();
     struct textbuf text = {0};
     textbuf_addf(&text, "From here on you can also call these functions:\n");
     for (size_t i = 0; i < json_count(json_member(item, "tools")); i++) {
         json_append(json_at(json_member(item, "tools"), i), 0, &text);
         textbuf_addf(&text, "\n");
     }
-    json_put_string(m, "role", "system");
-    json_put_bytes(m, "content", text.p, text.n);
+    struct json *m = json_make("{role: 'system', content: %p}",
+                               json_new_bytes(text.p, text.n));
     textbuf_free(&text);
     return m;
 }
@@ -461,8 +422,7 @@ void items_to_messages(const struct json *items, struct json *messages)
             json_push(messages, chat_message(item));
             last = NULL;
         } else if (last == NULL || !add_to(last, item)) {
-            last = json_new_object();
-            json_put_string(last, "role", "assistant");
+            last = json_make("{role: 'assistant'}");
             json_push(messages, last);
             (void)add_to(last, item);
         }
@@ -537,19 +497,16 @@ bool items_hold(const struct json *items, const char *folded)
 
 /* --- lists ------------------------------------------------------------------------------------ */
 
-static const char *id_of(const struct json *item)
+const char *item_id(const struct json *item)
 {
     return json_string_of(json_member(item, "id"), NULL);
 }
 
-static bool find(const struct json *items, const char *id, size_t *out)
+bool items_find(const struct json *items, const char *id, size_t *at)
 {
-    for (size_t i = 0; i < json_count(items); i++) {
-        if (strcmp(id_of(json_at(items, i)), id) == 0) {
-            *out = i;
+    for (*at = 0; *at < json_count(items); ++*at)
+        if (strcmp(item_id(json_at(items, *at)), id) == 0)
             return true;
-        }
-    }
     return false;
 }
 
@@ -557,20 +514,18 @@ int items_list(const struct json *items, const struct items_page *page, struct j
                struct fault *f)
 {
     size_t count = json_count(items), at = 0, n = 0;
-    if (page->after != NULL && !find(items, page->after, &at))
+    if (page->after != NULL && !items_find(items, page->after, &at))
         return fault_set(f, 404, NULL, "after", "there is no item '%.80s' here",
                          page->after);
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct json *list = json_new_array();
     size_t left = page->after == NULL ? count : page->oldest_first ? count - at - 1 : at;
     for (; n < left && n < (size_t)page->limit; n++) {
         size_t i = page->oldest_first ? count - left + n : left - 1 - n;
         json_push(list, json_share(json_at(items, i)));
     }
-    json_put_string(o, "object", "list");
-    json_put_string(o, "first_id", n > 0 ? id_of(json_at(list, 0)) : NULL);
-    json_put_string(o, "last_id", n > 0 ? id_of(json_at(list, n - 1)) : NULL);
-    json_put_bool(o, "has_more", n < left);
-    json_put(o, "data", list);
-    *out = o;
+    *out = json_make("{object: 'list', first_id: %s, last_id: %s, has_more: %p, data: %p}",
+                     n > 0 ? item_id(json_at(list, 0)) : NULL,
+                     n > 0 ? item_id(json_at(list, n - 1)) : NULL, json_new_bool(n < left),
+                     list);
     return 0;
 }

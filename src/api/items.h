@@ -59,6 +59,11 @@ char *items_fold(const char *text, size_t n);
  * `folded`, which items_fold made. */
 bool items_hold(const struct json *items, const char *folded);
 
+/* Returns the id of an item, or of another object of the API; NULL if it has none. */
+const char *item_id(const struct json *item);
+/* Finds the item with that id. Returns false if there is none; else *at is its index. */
+bool items_find(const struct json *items, const char *id, size_t *at);
+
 /* Makes a page of items as the API's list object. The page begins after the item with the id
  * `after` (NULL: with the first item); an unknown id is a fault *f. */
 struct items_page {

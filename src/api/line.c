@@ -147,10 +147,8 @@ void line_deinit(struct line *l)
 static struct json *envelope(const struct line *l)
 {
     char *id = xasprintf(LINE_ID "%s", l->name);
-    struct json *o = json_new_object();
     /* id is first, because output.c recognises a torn line by it */
-    json_put_string(o, "id", id);
-    json_put_string(o, "custom_id", l->custom_id);
+    struct json *o = json_make("{id: %s, custom_id: %s}", id, l->custom_id);
     free(id);
     return o;
 }
@@ -165,25 +163,18 @@ static char *text_of(struct json *o)
 
 char *line_answer(const struct line *l, int status, struct json *body)
 {
-    struct json *o = envelope(l), *response = json_new_object();
+    struct json *o = envelope(l);
     char *request = xasprintf("req_%s", l->name);
-    json_put_int(response, "status_code", status);
-    json_put_string(response, "request_id", request);
-    json_put(response, "body", body);
-    json_put(o, "response", response);
-    json_put_null(o, "error");
+    json_extend(o, "{response: {status_code: %d, request_id: %s, body: %p}, error: null}",
+                status, request, body);
     free(request);
     return text_of(o);
 }
 
 char *line_fault(const struct line *l, const struct fault *f)
 {
-    struct json *o = envelope(l), *e = json_new_object();
-    json_put_null(o, "response");
-    json_put_string(e, "code", f->code);
-    json_put_string(e, "message", f->message);
-    json_put_string(e, "param", f->param[0] != 0 ? f->param : NULL);
-    json_put_int(e, "line", (int64_t)l->number);
-    json_put(o, "error", e);
+    struct json *o = envelope(l);
+    json_extend(o, "{response: null, error: {code: %s, message: %s, param: %s, line: %lu}}",
+                f->code, f->message, f->param[0] != 0 ? f->param : NULL, l->number);
     return text_of(o);
 }

@@ -70,10 +70,9 @@ static int normalize(const struct json *messages, struct json **out, struct faul
         else
             rc = prompt_content(json_member(m, "content"), &text, f);
         if (rc == 0) {
-            struct json *o = json_new_object();
-            json_put_string(o, "role", strcmp(role, "developer") == 0 ? "system" : role);
-            json_put_bytes(o, "content", text.p != NULL ? text.p : "", text.n);
-            json_push(list, o);
+            json_push(list, json_make("{role: %s, content: %p}",
+                                      strcmp(role, "developer") == 0 ? "system" : role,
+                                      json_new_bytes(text.p, text.n)));
         }
         textbuf_free(&text);
     }
@@ -275,11 +274,8 @@ static struct json *drop_from(const struct hcache *h, const struct json *v, bool
     *changed = true;
     if (n_left > 0 && text != v) {
         one = json_new_object();
-        struct json_iter it = json_begin(v);
-        while (json_next(&it))
-            json_put(one, it.key,
-                     strcmp(it.key, "text") == 0 ? json_new_bytes(left, n_left)
-                                                 : json_share(it.value));
+        json_share_all(one, v);
+        json_put_bytes(one, "text", left, n_left);
     } else if (n_left > 0) {
         one = json_new_bytes(left, n_left);
     }
@@ -332,12 +328,8 @@ static int drop_system(const struct hcache *h, const struct chat_source *s,
         if (left == NULL)
             continue;
         struct json *to = json_new_object();
-        struct json_iter it = json_begin(m);
-        while (json_next(&it))
-            json_put(to, it.key,
-                     strcmp(it.key, "content") == 0 ? json_share(left)
-                                                    : json_share(it.value));
-        json_free(left);
+        json_share_all(to, m);
+        json_put(to, "content", left);
         json_push(list, to);
     }
     *out = any && rc == 0 ? list : NULL;
@@ -358,9 +350,7 @@ static struct json *switches(const struct chat_source *s)
         json_put_string(vars, "reasoning_effort", s->effort);
     if (s->thinking >= 0)
         json_put_bool(vars, "enable_thinking", s->thinking == 1);
-    struct json_iter it = json_begin(s->kwargs);
-    while (json_next(&it))
-        json_put(vars, it.key, json_share(it.value));
+    json_share_all(vars, s->kwargs);
     return vars;
 }
 

@@ -13,8 +13,7 @@ const char *provenance_miss(const struct hcache_result *r, const char *what);
 /* Returns a new object, which the caller owns. `what`: as in provenance_miss. */
 struct json *provenance_json(const struct hcache_result *r, const char *what);
 
-/* Adds the plan to o as member `key`: the method of each layer, and the reason. The member is null
- * if nothing was restored. */
-void provenance_put_plan(struct json *o, const char *key, const struct hcache_plan *p);
+/* Returns the plan: the method of each layer, and the reason. NULL: nothing was restored. */
+struct json *provenance_plan(const struct hcache_plan *p);
 
 #endif

@@ -75,12 +75,9 @@ static void make_room(struct recent *r, const char *tenant, size_t n)
 
 void recent_add(struct recent *r, const char *tenant, const struct recent_request *q)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "id", q->id);
-    json_put_string(o, "object", "request");
-    json_put_int(o, "created_at", q->created_s);
-    json_put_string(o, "agent", q->agent);
-    json_put(o, "restoration", json_share(q->told));
+    struct json *o = json_make("{id: %s, object: 'request', created_at: %ld, agent: %s, "
+                               "restoration: %p}",
+                               q->id, q->created_s, q->agent, json_share(q->told));
     struct record new = {
         .tenant = xstrdup(tenant), .text = json_text(o, 0), .created_s = q->created_s};
     new.n = strlen(new.text);

@@ -451,6 +451,19 @@ void request_note_ignored(struct gen_params *p, const char *name)
         p->ignored[p->n_ignored++] = name;
 }
 
+const char *request_server_tool(const char *type)
+{
+    static const char *const kinds[] = {
+        "web_search", "web_fetch",   "code_execution", "code_interpreter", "text_editor",
+        "bash",       "computer",    "memory",         "tool_search",      "mcp",
+        "advisor",    "file_search", "apply_patch",    "image_generation", "local_shell",
+        "shell"};
+    for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
+        if (strncmp(type, kinds[i], strlen(kinds[i])) == 0)
+            return kinds[i];
+    return NULL;
+}
+
 /* Reads a bound on the tokens of thoughts. 0 is no thought, where the template can choose. */
 static int read_budget(const char *name, const struct json *v, struct gen_params *p,
                        struct fault *f)
@@ -1100,9 +1113,8 @@ static struct json *field_schema(const struct field *d)
 {
     struct json *o = json_new_object();
     if (d->kind == F_INT || d->kind == F_REAL) {
-        json_put_string(o, "type", d->kind == F_INT ? "integer" : "number");
-        json_put_real(o, "minimum", d->lo);
-        json_put_real(o, "maximum", d->hi);
+        json_extend(o, "{type: %s, minimum: %g, maximum: %g}",
+                    d->kind == F_INT ? "integer" : "number", d->lo, d->hi);
     } else if (d->kind == F_SEED) {
         json_put_string(o, "type", "integer");
     } else if (d->kind == F_BOOL || d->kind == F_STRING) {

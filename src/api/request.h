@@ -118,6 +118,9 @@ int request_parse(const struct json *body, unsigned kind, struct gen_params *out
 
 /* Notes something that changes nothing, once. The name is static, or the JSON tree's. */
 void request_note_ignored(struct gen_params *p, const char *name);
+/* Returns the kind of a tool that other servers run themselves, or that their models were trained
+ * on; NULL for other types. This server leaves tools of these kinds out of the prompt. */
+const char *request_server_tool(const char *type);
 /* Keeps the end of the prompt's text. */
 void request_note_prompt(struct gen_params *p, const char *text, size_t n);
 

@@ -206,12 +206,11 @@ int retoken_continue(const struct hcache *h, const int32_t *ids, int n_ids, size
  * invalid UTF-8. */
 static char *as_shown(const char *text, size_t n, size_t *n_shown)
 {
-    struct json *o = json_new_object();
-    json_put_bytes(o, "a", text, n);
-    const char *a = json_string_of(json_member(o, "a"), n_shown);
+    struct json *v = json_new_bytes(text, n);
+    const char *a = json_string_of(v, n_shown);
     char *out = xmalloc(*n_shown + 1);
     memcpy(out, a, *n_shown + 1);
-    json_free(o);
+    json_free(v);
     return out;
 }
 

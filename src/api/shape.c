@@ -22,13 +22,9 @@ static bool is_chat(const struct generation *g)
 
 static struct json *envelope(const struct generation *g, const char *object)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "id", g->id);
-    json_put_string(o, "object", object);
-    json_put_int(o, "created", g->created_s);
-    json_put_string(o, "model", g->client.model_name);
-    json_put_string(o, "system_fingerprint", "b" HCACHE_VERSION);
-    return o;
+    return json_make("{id: %s, object: %s, created: %ld, model: %s, "
+                     "system_fingerprint: 'b" HCACHE_VERSION "'}",
+                     g->id, object, g->created_s, g->client.model_name);
 }
 
 /* --- log-probabilities ------------------------------------------------------------------------ */
@@ -51,17 +47,16 @@ static void token_text(struct hcache *h, int32_t id, struct textbuf *out)
 
 static struct json *chat_token(struct hcache *h, const struct hcache_logprob *lp)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct json *list = json_new_array();
     struct textbuf text = {0};
     size_t n;
     const char *bytes = hcache_token_bytes(h, lp->id, &n);
     token_text(h, lp->id, &text);
-    json_put_bytes(o, "token", text.p, text.n);
-    json_put_int(o, "id", lp->id);
-    json_put_real(o, "logprob", (double)lp->logprob);
     for (size_t i = 0; bytes != NULL && i < n; i++)
         json_push_int(list, (unsigned char)bytes[i]);
-    json_put(o, "bytes", list);
+    struct json *o = json_make("{token: %p, id: %d, logprob: %g, bytes: %p}",
+                               json_new_bytes(text.p, text.n), lp->id, (double)lp->logprob,
+                               list);
     textbuf_free(&text);
     return o;
 }
@@ -108,7 +103,6 @@ static int64_t n_chars(const struct textbuf *b)
 static struct json *text_logprobs(struct choice *ch, struct hcache *h,
                                   const struct hcache_logprob *lp, int n, int n_top)
 {
-    struct json *o = json_new_object();
     struct textbuf text = {0}, tokens = {0}, chosen = {0}, tops = {0}, offsets = {0};
     for (int t = 0; t < n; t++, lp += 1 + n_top) {
         struct json *top = json_new_object();
@@ -130,12 +124,10 @@ static struct json *text_logprobs(struct choice *ch, struct hcache *h,
         list_add(&offsets, json_new_int(ch->n_chars));
         ch->n_chars += n_chars(&text);
     }
-    json_put(o, "tokens", list_end(&tokens));
-    json_put(o, "token_logprobs", list_end(&chosen));
-    json_put(o, "top_logprobs", list_end(&tops));
-    json_put(o, "text_offset", list_end(&offsets));
     textbuf_free(&text);
-    return o;
+    return json_make("{tokens: %p, token_logprobs: %p, top_logprobs: %p, text_offset: %p}",
+                     list_end(&tokens), list_end(&chosen), list_end(&tops),
+                     list_end(&offsets));
 }
 
 static struct json *take_logprobs(struct generation *g, struct choice *ch, bool as_text)
@@ -154,19 +146,14 @@ struct json *shape_logprobs(struct generation *g, struct choice *ch)
     return take_logprobs(g, ch, false);
 }
 
-/* Puts the unsent log-probabilities into o, or null if the request has none or hides them. */
-static void put_logprobs(struct json *o, struct generation *g, struct choice *ch)
+/* Returns the unsent log-probabilities; NULL if the request has none or hides them. */
+static struct json *unsent_logprobs(struct generation *g, struct choice *ch)
 {
-    if (!g->params.logprobs || g->hides_logprobs) {
-        json_put_null(o, "logprobs");
-    } else if (is_chat(g)) {
-        struct json *all = json_new_object();
-        json_put(all, "content", take_logprobs(g, ch, false));
-        json_put_null(all, "refusal");
-        json_put(o, "logprobs", all);
-    } else {
-        json_put(o, "logprobs", take_logprobs(g, ch, true));
-    }
+    if (!g->params.logprobs || g->hides_logprobs)
+        return NULL;
+    if (!is_chat(g))
+        return take_logprobs(g, ch, true);
+    return json_make("{content: %p, refusal: null}", take_logprobs(g, ch, false));
 }
 
 /* --- usage and timings ------------------------------------------------------------------------ */
@@ -186,9 +173,8 @@ void shape_context(struct json *usage, const struct generation *g)
         used = MAX(n, used);
         n_truncated = MAX(dropped, n_truncated);
     }
-    json_put_int(usage, "truncated_tokens", n_truncated);
-    json_put_int(usage, "context_used", used);
-    json_put_int(usage, "context_window", info.max_context);
+    json_extend(usage, "{truncated_tokens: %ld, context_used: %ld, context_window: %d}",
+                n_truncated, used, info.max_context);
     if (g->params.date.moment[0] != 0)
         json_put_bytes(usage, "template_date", g->params.date.moment, 10);
     /* A truncated context is never full. */
@@ -226,7 +212,6 @@ void shape_adapted(struct json *usage, const struct generation *g)
  * restoration among them. */
 static struct json *usage(const struct generation *g)
 {
-    struct json *o = json_new_object(), *details = json_new_object();
     int64_t prompt = 0, cached = 0, completion = 0, best = 0, thought = 0;
     int64_t guessed = 0, right = 0;
     for (int i = 0; i < g->n; i++) {
@@ -240,23 +225,20 @@ static struct json *usage(const struct generation *g)
         guessed += ch->result.guessed_tokens;
         right += ch->result.guessed_right;
     }
-    json_put_int(o, "prompt_tokens", prompt);
-    json_put_int(o, "completion_tokens", completion);
-    json_put_int(o, "total_tokens", prompt + completion);
-    json_put_int(details, "cached_tokens", cached);
-    if (g->client.repeatable)
-        json_free(details);
-    else
-        json_put(o, "prompt_tokens_details", details);
+    struct json *o = json_make(
+        "{prompt_tokens: %ld, completion_tokens: %ld, total_tokens: %ld}", prompt,
+        completion, prompt + completion);
+    if (!g->client.repeatable)
+        json_extend(o, "{prompt_tokens_details: {cached_tokens: %ld}}", cached);
     bool predicts = g->params.prediction != NULL && !g->client.repeatable;
     if (thought > 0 || predicts) {
         struct json *made = json_new_object();
         if (thought > 0)
             json_put_int(made, "reasoning_tokens", thought);
-        if (predicts) {
-            json_put_int(made, "accepted_prediction_tokens", right);
-            json_put_int(made, "rejected_prediction_tokens", guessed - right);
-        }
+        if (predicts)
+            json_extend(
+                made, "{accepted_prediction_tokens: %ld, rejected_prediction_tokens: %ld}",
+                right, guessed - right);
         json_put(o, "completion_tokens_details", made);
     }
     shape_context(o, g);
@@ -315,35 +297,33 @@ struct json *shape_timings(const struct generation *g, const struct choice *ch)
 {
     const struct hcache_result so_far = result_so_far(ch), *r = &so_far;
     const struct hcache_timings *t = &r->timings;
-    struct json *o = json_new_object();
-    json_put_ms(o, "queue_ms", t->queue_ms);
-    json_put_ms(o, "lookup_ms", t->lookup_ms);
-    json_put_ms(o, "plan_ms", t->plan_ms);
-    json_put_ms(o, "restore_ms", t->restore_ms);
-    json_put_ms(o, "restore_io_ms", t->restore_io_ms);
-    json_put_ms(o, "restore_wait_ms", t->restore_wait_ms);
-    json_put_ms(o, "restore_fused_ms", t->fused_ms);
-    json_put_real(o, "restore_bubble", t->bubble);
-    json_put_int(o, "restore_bytes", (int64_t)r->restored_bytes);
-    provenance_put_plan(o, "restore_plan", &r->plan);
-    json_put_int(o, "device_tokens", r->device_tokens);
-    json_put_int(o, "restored_tokens", r->cached_tokens - r->device_tokens);
-    json_put_string(o, "restore_source", r->tier);
-    json_put_int(o, "dram_tokens", r->dram_tokens);
-    json_put_int(o, "page_cache_bytes", (int64_t)r->restored_page_cache_bytes);
-    json_put_int(o, "remote_tokens", r->remote_tokens);
-    json_put_int(o, "prefilled_tokens", n_computed(ch, r->cached_tokens));
-    json_put_ms(o, "prefill_ms", t->prefill_ms);
-    json_put_ms(o, "ttft_ms", t->ttft_ms);
-    json_put_ms(o, "decode_ms", t->decode_ms);
-    json_put_ms(o, "per_token_ms", r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0);
-    json_put_ms(o, "decode_tokens_per_s", t->decode_tokens_per_s);
-    json_put_int(o, "guessed_tokens", r->guessed_tokens);
-    json_put_int(o, "guessed_right", r->guessed_right);
-    json_put_int(o, "preemptions", r->n_preempted);
-    json_put_int(o, "committed_tokens", r->committed_tokens);
-    json_put_string(o, "save_stopped", r->save_stopped);
-    json_put_string(o, "miss", provenance_miss(r, g->miss));
+    struct json *o = json_make("{queue_ms: %.3f, lookup_ms: %.3f, plan_ms: %.3f}",
+                               t->queue_ms, t->lookup_ms, t->plan_ms);
+    json_extend(o,
+                "{restore_ms: %.3f, restore_io_ms: %.3f, restore_wait_ms: %.3f, "
+                "restore_fused_ms: %.3f, restore_bubble: %g, restore_bytes: %lu}",
+                t->restore_ms, t->restore_io_ms, t->restore_wait_ms, t->fused_ms, t->bubble,
+                r->restored_bytes);
+    json_extend(o,
+                "{restore_plan: %p, device_tokens: %d, restored_tokens: %d, "
+                "restore_source: %s, dram_tokens: %d, page_cache_bytes: %lu}",
+                provenance_plan(&r->plan), r->device_tokens,
+                r->cached_tokens - r->device_tokens, r->tier, r->dram_tokens,
+                r->restored_page_cache_bytes);
+    json_extend(
+        o,
+        "{remote_tokens: %d, prefilled_tokens: %d, prefill_ms: %.3f, ttft_ms: %.3f, "
+        "decode_ms: %.3f}",
+        r->remote_tokens, n_computed(ch, r->cached_tokens), t->prefill_ms, t->ttft_ms,
+        t->decode_ms);
+    json_extend(o, "{per_token_ms: %.3f, decode_tokens_per_s: %.3f}",
+                r->n_tokens > 1 ? t->decode_ms / (r->n_tokens - 1) : 0,
+                t->decode_tokens_per_s);
+    json_extend(o,
+                "{guessed_tokens: %ld, guessed_right: %ld, preemptions: %d, "
+                "committed_tokens: %ld, save_stopped: %s, miss: %s}",
+                r->guessed_tokens, r->guessed_right, r->n_preempted, r->committed_tokens,
+                r->save_stopped, provenance_miss(r, g->miss));
     shape_llama_timings(o, ch);
     return o;
 }
@@ -381,7 +361,7 @@ struct json *shape_texts(const struct choice *ch, enum hcache_part_kind kind)
     for (int i = 0; shape_part(ch, i, &p); i++)
         if (p.kind == kind)
             textbuf_add(&all, p.text, p.n);
-    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    struct json *v = json_new_bytes(all.p, all.n);
     textbuf_free(&all);
     return v;
 }
@@ -439,16 +419,13 @@ void shape_id(const struct choice *ch, int i, char out[32])
 static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p,
                               int index)
 {
-    struct json *o = json_new_object(), *f = json_new_object();
+    struct json *o = json_new_object();
     char id[32];
     shape_id(ch, i, id);
     if (index >= 0)
         json_put_int(o, "index", index);
-    json_put_string(o, "id", id);
-    json_put_string(o, "type", "function");
-    json_put_string(f, "name", p->name);
-    json_put_bytes(f, "arguments", p->text, p->n);
-    json_put(o, "function", f);
+    json_extend(o, "{id: %s, type: 'function', function: {name: %s, arguments: %p}}", id,
+                p->name, json_new_bytes(p->text, p->n));
     return o;
 }
 
@@ -466,7 +443,7 @@ static int calls_before(const struct choice *ch, int i)
 
 static struct json *chat_message(const struct choice *ch)
 {
-    struct json *m = json_new_object(), *calls = json_new_array();
+    struct json *calls = json_new_array();
     struct json *content = shape_texts(ch, HCACHE_PART_TEXT);
     struct json *thoughts = shape_texts(ch, HCACHE_PART_THOUGHT);
     struct hcache_part p;
@@ -477,7 +454,7 @@ static struct json *chat_message(const struct choice *ch)
     bool has_calls = json_count(calls) > 0;
     (void)json_string_of(content, &n);
     (void)json_string_of(thoughts, &n_thoughts);
-    json_put_string(m, "role", "assistant");
+    struct json *m = json_make("{role: 'assistant'}");
     if (n_thoughts > 0)
         json_put(m, "reasoning_content", json_share(thoughts));
     json_put(m, "content", json_share(n > 0 || !has_calls ? content : NULL));
@@ -493,13 +470,11 @@ static struct json *chat_message(const struct choice *ch)
 /* Adds the prompt's text without its guards. */
 static void put_prompt(struct json *o, const struct generation *g)
 {
-    struct json *all = json_new_object();
     struct textbuf text = {0};
     for (size_t i = 0; i < g->text.n; i++)
         if ((unsigned char)g->text.text[i] != HCACHE_GUARD)
             textbuf_add(&text, &g->text.text[i], 1);
-    json_put_bytes(all, "prompt", text.p != NULL ? text.p : "", text.n);
-    json_put(o, "__verbose", all);
+    json_extend(o, "{__verbose: {prompt: %p}}", json_new_bytes(text.p, text.n));
     textbuf_free(&text);
 }
 
@@ -535,7 +510,7 @@ static struct json *text_of(const struct generation *g, const struct choice *ch,
     if (g->params.echo && !ch->started)
         add_prompt(g, ch, &all);
     textbuf_add(&all, text != NULL ? text : "", n);
-    struct json *v = json_new_bytes(all.p != NULL ? all.p : "", all.n);
+    struct json *v = json_new_bytes(all.p, all.n);
     textbuf_free(&all);
     return v;
 }
@@ -576,14 +551,13 @@ static struct json *answer(struct generation *g)
         struct choice *ch = &g->choice[i];
         if (!sent[i])
             continue;
-        struct json *c = json_new_object();
-        json_put_int(c, "index", (int64_t)json_count(choices));
+        struct json *c = json_make("{index: %ld}", (int64_t)json_count(choices));
         if (is_chat(g))
             json_put(c, "message", chat_message(ch));
         else
             json_put(c, "text", text_of(g, ch, ch->result.text, ch->result.n_text));
-        put_logprobs(c, g, ch);
-        json_put_string(c, "finish_reason", finish_of(ch));
+        json_extend(c, "{logprobs: %p, finish_reason: %s}", unsent_logprobs(g, ch),
+                    finish_of(ch));
         json_push(choices, c);
     }
     free(sent);
@@ -605,22 +579,18 @@ static struct json *chunk_envelope(struct generation *g)
 static void put_piece(struct json *delta, const struct choice *ch, int i,
                       const struct hcache_part *p)
 {
-    if (p->kind == HCACHE_PART_CALL) {
-        struct json *list = json_new_array();
-        json_push(list, tool_call(ch, i, p, calls_before(ch, i)));
-        json_put(delta, "tool_calls", list);
-    } else {
+    if (p->kind == HCACHE_PART_CALL)
+        json_extend(delta, "{tool_calls: [%p]}", tool_call(ch, i, p, calls_before(ch, i)));
+    else
         json_put_bytes(delta, p->kind == HCACHE_PART_TEXT ? "content" : "reasoning_content",
                        p->text, p->n);
-    }
 }
 
 /* Makes a chunk of one choice, which it takes over. */
 static struct json *chunk_of(struct generation *g, struct json *choice)
 {
-    struct json *o = chunk_envelope(g), *choices = json_new_array();
-    json_push(choices, choice);
-    json_put(o, "choices", choices);
+    struct json *o = chunk_envelope(g);
+    json_extend(o, "{choices: [%p]}", choice);
     if (g->params.include_usage)
         json_put_null(o, "usage");
     return o;
@@ -632,37 +602,30 @@ static void open_choice(struct generation *g, struct choice *ch, struct textbuf 
 {
     if (!is_chat(g) || ch->started)
         return;
-    struct json *c = json_new_object(), *delta = json_new_object();
-    json_put_int(c, "index", ch->index);
-    json_put_string(delta, "role", "assistant");
-    json_put_null(delta, "content");
-    json_put(c, "delta", delta);
-    json_put_null(c, "logprobs");
-    json_put_null(c, "finish_reason");
-    sse_json(out, chunk_of(g, c));
+    sse_json(out,
+             chunk_of(g, json_make("{index: %d, delta: {role: 'assistant', content: null}, "
+                                   "logprobs: null, finish_reason: null}",
+                                   ch->index)));
 }
 
 /* Makes a chunk: a piece of part i; or, if p is NULL, the end of a choice with its reason. */
 static struct json *chunk(struct generation *g, struct choice *ch, int i,
                           const struct hcache_part *p)
 {
-    struct json *c = json_new_object(), *delta = json_new_object();
-    json_put_int(c, "index", ch->index);
+    struct json *c = json_make("{index: %d}", ch->index);
     if (is_chat(g)) {
+        struct json *delta = json_new_object();
         if (p != NULL)
             put_piece(delta, ch, i, p);
         json_put(c, "delta", delta);
     } else {
         json_put(c, "text", text_of(g, ch, p != NULL ? p->text : "", p != NULL ? p->n : 0));
-        json_free(delta);
     }
-    if (g->params.logprobs && p == NULL && ch->logprobs.n == 0)
-        json_put_null(c, "logprobs");
-    else
-        put_logprobs(c, g, ch);
-    json_put_string(c, "finish_reason", p == NULL ? finish_of(ch) : NULL);
+    bool is_end = p == NULL, is_empty = is_end && ch->logprobs.n == 0;
+    json_extend(c, "{logprobs: %p, finish_reason: %s}",
+                is_empty ? NULL : unsent_logprobs(g, ch), is_end ? finish_of(ch) : NULL);
     struct json *o = chunk_of(g, c);
-    if (p == NULL || g->params.timings_per_token)
+    if (is_end || g->params.timings_per_token)
         json_put(o, "timings", shape_timings(g, ch));
     ch->started = true;
     return o;
@@ -670,12 +633,9 @@ static struct json *chunk(struct generation *g, struct choice *ch, int i,
 
 struct json *shape_progress(const struct generation *g, const struct choice *ch)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "total", ch->n_prompt);
-    json_put_int(o, "cache", ch->n_cached);
-    json_put_int(o, "processed", ch->n_progress);
-    json_put_ms(o, "time_ms", (double)(clock_now_ns() - g->begun_ns) * 1e-6);
-    return o;
+    return json_make("{total: %d, cache: %d, processed: %d, time_ms: %.3f}", ch->n_prompt,
+                     ch->n_cached, ch->n_progress,
+                     (double)(clock_now_ns() - g->begun_ns) * 1e-6);
 }
 
 static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
@@ -704,9 +664,8 @@ static void close_stream(struct generation *g, struct textbuf *out)
 {
     if (g->params.include_usage) {
         struct json *o = chunk_envelope(g);
-        json_put(o, "choices", json_new_array());
-        json_put(o, "usage", usage(g));
-        json_put(o, "timings", shape_timings(g, &g->choice[0]));
+        json_extend(o, "{choices: [], usage: %p, timings: %p}", usage(g),
+                    shape_timings(g, &g->choice[0]));
         sse_json(out, o);
     }
     sse_done(out);

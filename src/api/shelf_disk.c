@@ -112,11 +112,7 @@ int shelf_drop_record(struct shelf *s, const char *id, struct err *err)
 
 static struct json *head_json(const struct shelf_head *h)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "id", h->id);
-    json_put_string(o, "tenant", h->tenant);
-    json_put_int(o, "created", h->created_s);
-    return o;
+    return json_make("{id: %s, tenant: %s, created: %ld}", h->id, h->tenant, h->created_s);
 }
 
 /* Writes a record as FOLDER/id.json. Frees o. */
@@ -134,9 +130,7 @@ static int write_record(struct shelf *s, const char *id, struct json *o, struct 
 int shelf_write_file_record(struct shelf *s, const struct shelf_file *f, struct err *err)
 {
     struct json *o = head_json(&f->head);
-    json_put_string(o, "name", f->name);
-    json_put_string(o, "purpose", f->purpose);
-    json_put_int(o, "bytes", (int64_t)f->n_bytes);
+    json_extend(o, "{name: %s, purpose: %s, bytes: %lu}", f->name, f->purpose, f->n_bytes);
     return write_record(s, f->head.id, o, err);
 }
 
@@ -146,20 +140,15 @@ int shelf_write_batch_record(struct shelf *s, const struct shelf_batch *b, struc
     for (int i = 0; i < BATCH_STATUSES; i++)
         if (b->at_s[i] != 0)
             json_put_int(at, batch_status_name((enum batch_status)i), b->at_s[i]);
-    json_put_string(o, "status", batch_status_name(b->status));
-    json_put(o, "at", at);
-    json_put_string(o, "endpoint", b->endpoint);
-    json_put_string(o, "input", b->input);
-    json_put_string(o, "output", b->output);
-    json_put_string(o, "errors", b->errors);
-    json_put_bool(o, "has_output", b->has_output);
-    json_put_bool(o, "has_errors", b->has_errors);
-    json_put_int(o, "lines", b->n_lines);
-    json_put_int(o, "done", b->n_done);
-    json_put_int(o, "failed", b->n_failed);
-    json_put_string(o, "error_code", b->error_code);
-    json_put_string(o, "error_message", b->error_message);
-    json_put_string(o, "metadata", b->metadata);
+    json_extend(o, "{status: %s, at: %p, endpoint: %s, input: %s}",
+                batch_status_name(b->status), at, b->endpoint, b->input);
+    json_extend(o, "{output: %s, errors: %s, has_output: %p, has_errors: %p}", b->output,
+                b->errors, json_new_bool(b->has_output), json_new_bool(b->has_errors));
+    json_extend(o,
+                "{lines: %ld, done: %ld, failed: %ld, error_code: %s, error_message: %s, "
+                "metadata: %s}",
+                b->n_lines, b->n_done, b->n_failed, b->error_code, b->error_message,
+                b->metadata);
     return write_record(s, b->head.id, o, err);
 }
 

@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -306,6 +307,14 @@ int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
     }
     *out = wrap(j);
     return 0;
+}
+
+struct json *json_of_text(const char *text)
+{
+    struct json *v = NULL;
+    if (text != NULL)
+        (void)json_parse(&v, text, strlen(text), "text", NULL);
+    return v;
 }
 
 void json_free(struct json *root)
@@ -626,10 +635,19 @@ struct json *json_share(const struct json *v)
     return wrap(j);
 }
 
+void json_share_all(struct json *to, const struct json *from)
+{
+    struct json_iter it = json_begin(from);
+    while (json_next(&it))
+        json_put(to, it.key, json_share(it.value));
+    for (size_t i = 0; json_kind(from) == JSON_KIND_ARRAY && i < json_count(from); i++)
+        json_push(to, json_share(json_at(from, i)));
+}
+
 /* Makes a JSON string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */
 static json_t *string_node(const char *s, size_t n)
 {
-    json_t *j = json_stringn(s, n); /* NULL if the bytes are not valid UTF-8 */
+    json_t *j = json_stringn(n > 0 ? s : "", n); /* NULL if the bytes are not valid UTF-8 */
     if (j != NULL)
         return j;
     char *clean = xmalloc(3 * n);
@@ -649,6 +667,11 @@ static json_t *string_node(const char *s, size_t n)
 static json_t *real_node(double v)
 {
     return isfinite(v) ? json_real(v) : json_null();
+}
+
+struct json *json_new_bool(bool v)
+{
+    return wrap(json_boolean(v));
 }
 
 struct json *json_new_int(int64_t v)
@@ -678,14 +701,19 @@ void json_put_real(struct json *object, const char *key, double v)
     json_put(object, key, json_new_real(v));
 }
 
+static double thousandths(double x)
+{
+    return floor(x * 1e3 + 0.5) / 1e3;
+}
+
 void json_put_ms(struct json *object, const char *key, double ms)
 {
-    json_put_real(object, key, floor(ms * 1e3 + 0.5) / 1e3);
+    json_put_real(object, key, thousandths(ms));
 }
 
 void json_put_bool(struct json *object, const char *key, bool v)
 {
-    json_put(object, key, wrap(json_boolean(v)));
+    json_put(object, key, json_new_bool(v));
 }
 
 void json_put_null(struct json *object, const char *key)
@@ -722,6 +750,123 @@ void json_push_real(struct json *array, double v)
 void json_push_string(struct json *array, const char *s)
 {
     json_push(array, wrap(s != NULL ? string_node(s, strlen(s)) : json_null()));
+}
+
+/* --- values of a fixed shape ---------------------------------------------------------- */
+
+/* Skips blanks, and `c` behind them. Returns whether it was there. */
+static bool skip(const char **at, char c)
+{
+    *at += strspn(*at, " ");
+    bool follows = **at == c;
+    *at += follows;
+    return follows;
+}
+
+/* Skips blanks, and `word` behind them. Returns whether it was there. */
+static bool skip_word(const char **at, const char *word)
+{
+    size_t n = strlen(word);
+    bool follows = strncmp(*at += strspn(*at, " "), word, n) == 0;
+    *at += follows ? n : 0;
+    return follows;
+}
+
+/* Makes a value of the argument whose conversion, without '%', is at *at. Moves *at behind it. */
+static struct json *converted(const char **at, va_list *args)
+{
+    if (skip_word(at, "s")) {
+        const char *s = va_arg(*args, const char *);
+        return wrap(s != NULL ? string_node(s, strlen(s)) : json_null());
+    }
+    if (skip_word(at, "d"))
+        return json_new_int(va_arg(*args, int));
+    if (skip_word(at, "ld"))
+        return json_new_int(va_arg(*args, long));
+    if (skip_word(at, "lu"))
+        return json_new_int((int64_t)va_arg(*args, unsigned long));
+    if (skip_word(at, "g"))
+        return json_new_real(va_arg(*args, double));
+    if (skip_word(at, ".3f"))
+        return json_new_real(thousandths(va_arg(*args, double)));
+    CHECK(skip_word(at, "p"));
+    struct json *v = va_arg(*args, struct json *);
+    return v != NULL ? v : wrap(json_null());
+}
+
+static void put_members(struct json *o, const char **at, va_list *args);
+
+/* Makes the value whose shape is at *at. Moves *at behind the shape. */
+static struct json *shaped(const char **at, va_list *args)
+{
+    if (skip(at, '%'))
+        return converted(at, args);
+    if (skip_word(at, "null"))
+        return wrap(json_null());
+    if (skip_word(at, "true"))
+        return json_new_bool(true);
+    if (skip_word(at, "false"))
+        return json_new_bool(false);
+    if (skip(at, '\'')) {
+        const char *text = *at;
+        *at += strcspn(text, "'");
+        struct json *v = json_new_bytes(text, (size_t)(*at - text));
+        CHECK(skip(at, '\''));
+        return v;
+    }
+    if (**at >= '0' && **at <= '9') {
+        char *end;
+        struct json *v = json_new_int(strtol(*at, &end, 10));
+        *at = end;
+        return v;
+    }
+    if (skip(at, '[')) {
+        struct json *list = json_new_array();
+        while (!skip(at, ']')) {
+            json_push(list, shaped(at, args));
+            (void)skip(at, ',');
+        }
+        return list;
+    }
+    struct json *o = json_new_object();
+    put_members(o, at, args);
+    return o;
+}
+
+/* Adds the members of the object whose shape is at *at to o. Moves *at behind the shape. */
+static void put_members(struct json *o, const char **at, va_list *args)
+{
+    CHECK(skip(at, '{'));
+    while (!skip(at, '}')) {
+        char name[64];
+        *at += strspn(*at, " ");
+        size_t n = strcspn(*at, ":");
+        CHECK(n > 0 && n < sizeof name);
+        memcpy(name, *at, n);
+        name[n] = 0;
+        *at += n + 1;
+        json_put(o, name, shaped(at, args));
+        (void)skip(at, ',');
+    }
+}
+
+struct json *json_make(const char *shape, ...)
+{
+    va_list args;
+    va_start(args, shape);
+    struct json *v = shaped(&shape, &args);
+    va_end(args);
+    CHECK(*shape == 0);
+    return v;
+}
+
+void json_extend(struct json *object, const char *shape, ...)
+{
+    va_list args;
+    va_start(args, shape);
+    put_members(object, &shape, &args);
+    va_end(args);
+    CHECK(*shape == 0);
 }
 
 /* --- text ---------------------------------------------------------------------------- */

@@ -11,8 +11,9 @@
  * ("'hidden_size' must be an integer, it is a string"). The caller that knows the file's name puts
  * it before the message (err_wrap); json_parse's own messages already begin with it.
  *
- * Writing. Call json_new_object or json_new_array, then json_put_X (member of an object) and
- * json_push_X (element of an array). A child belongs to its parent from then on. Bytes that are not
+ * Writing. json_make makes a tree of a known shape. Otherwise call json_new_object or
+ * json_new_array, then json_put_X (member of an object) and json_push_X (element of an array). A
+ * child belongs to its parent from then on. Bytes that are not
  * valid UTF-8 are written as U+FFFD, so writing cannot fail. Keys must be valid UTF-8.
  *
  * Several threads may read a tree; only one may write it. */
@@ -43,6 +44,8 @@ enum json_kind {
 /* Parses n bytes, which the tree does not keep. `file` names their source in messages. */
 int json_parse(struct json **out, const void *bytes, size_t n, const char *file,
                struct err *err);
+/* Returns the value that a text with a zero byte behind it has; NULL if text is NULL or no JSON. */
+struct json *json_of_text(const char *text);
 void json_free(struct json *root); /* NULL is allowed */
 
 /* --- looking at a value ------------------------------------------------------------- */
@@ -118,9 +121,11 @@ void json_drop(struct json *object, const char *key);
 
 struct json *json_new_object(void);
 struct json *json_new_array(void);
-/* Makes a string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. */
+/* Makes a string of any bytes; each byte that is not valid UTF-8 becomes U+FFFD. s may be NULL if n
+ * is 0. */
 struct json *json_new_bytes(const char *s, size_t n);
 
+struct json *json_new_bool(bool v);
 struct json *json_new_int(int64_t v);
 struct json *json_new_real(double v); /* becomes null if v is not finite */
 /* Makes a raw value from n bytes of text, which must be one JSON value. It takes the memory of its
@@ -128,11 +133,29 @@ struct json *json_new_real(double v); /* becomes null if v is not finite */
  * and not read. */
 struct json *json_new_raw(const char *text, size_t n);
 
+/* Makes a value of a fixed shape, with the arguments in the places of the conversions:
+ *
+ *     json_make("{type: 'text', text: %s, place: {at: %d, parts: %p}, end: null}", s, at, parts)
+ *
+ * Names stand without quotes. A text in single quotes has no quote inside. Numbers are digits only.
+ * The conversions are %s (const char *; NULL becomes null), %d (int), %ld (int64_t), %lu (uint64_t
+ * or size_t), %g (double; null if it is not finite), %.3f (double, rounded to three digits behind
+ * the point) and %p (struct json *, which belongs to the new value from then on; NULL becomes
+ * null). A shape that cannot be read is a bug and ends the program. */
+struct json *json_make(const char *shape, ...) __attribute__((format(printf, 1, 2)));
+/* Adds the members of an object of that shape to `object`. */
+void json_extend(struct json *object, const char *shape, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /* Returns v with one more owner, so that it can be put into another tree without a copy.  From then
  * on neither owner may write to it.  NULL becomes null. */
 struct json *json_share(const struct json *v);
 
-/* The child belongs to the object from then on. */
+/* Shares the members of an object, or the elements of an array, with `to`, which has the same kind.
+ * Replaces members of the same name. Does nothing if `from` has none. */
+void json_share_all(struct json *to, const struct json *from);
+
+/* The child belongs to the object from then on. Replaces a member of the same name. */
 void json_put(struct json *object, const char *key, struct json *child);
 void json_put_int(struct json *object, const char *key, int64_t v);
 /* becomes null if v is not finite */

@@ -11,75 +11,50 @@
 
 /* --- the object ------------------------------------------------------------------------------- */
 
-static void put_time(struct json *o, const char *name, int64_t at_s)
+/* Returns a time for an answer; 0 becomes null. */
+static struct json *time_or_null(int64_t at_s)
 {
-    if (at_s != 0)
-        json_put_int(o, name, at_s);
-    else
-        json_put_null(o, name);
+    return at_s != 0 ? json_new_int(at_s) : NULL;
 }
 
-/* A batch that waits for room has an error, too, until there is room. */
-static void put_errors(struct json *o, const struct shelf_batch *b)
+/* Returns the list of errors, or NULL if there are none. A batch that waits for room has an error,
+ * too, until there is room. */
+static struct json *errors_of(const struct shelf_batch *b)
 {
     bool waits = !batch_has_ended(b) && b->held_code != 0;
     const char *code = waits ? b->held_code == ERR_LIMIT ? "storage_full" : "disk_full"
                              : b->error_code;
-    if (code[0] == 0) {
-        json_put_null(o, "errors");
-        return;
-    }
-    struct json *list = json_new_object(), *data = json_new_array(), *e = json_new_object();
-    json_put_string(e, "code", code);
-    json_put_string(e, "message",
-                    waits ? "the batch waits until there is room for more answers: delete "
-                            "files, or cancel it to keep the answers that it has"
-                          : b->error_message);
-    json_put_null(e, "param");
-    json_put_null(e, "line");
-    json_push(data, e);
-    json_put_string(list, "object", "list");
-    json_put(list, "data", data);
-    json_put(o, "errors", list);
+    if (code[0] == 0)
+        return NULL;
+    return json_make(
+        "{object: 'list', data: [{code: %s, message: %s, param: null, line: null}]}", code,
+        waits ? "the batch waits until there is room for more answers: delete "
+                "files, or cancel it to keep the answers that it has"
+              : b->error_message);
 }
 
-static void put_metadata(struct json *o, const struct shelf_batch *b)
-{
-    struct json *v = NULL;
-    if (b->metadata[0] != 0)
-        (void)json_parse(&v, b->metadata, strlen(b->metadata), "metadata", NULL);
-    if (v != NULL)
-        json_put(o, "metadata", v);
-    else
-        json_put_null(o, "metadata");
-}
-
+/* Batches do not expire. */
 static struct json *batch_object(const struct shelf_batch *b)
 {
-    struct json *o = json_new_object(), *counts = json_new_object();
-    json_put_string(o, "id", b->head.id);
-    json_put_string(o, "object", "batch");
-    json_put_string(o, "endpoint", b->endpoint);
-    put_errors(o, b);
-    json_put_string(o, "input_file_id", b->input);
-    json_put_string(o, "completion_window", "24h");
-    json_put_string(o, "status", batch_status_name(b->status));
-    json_put_string(o, "output_file_id", b->has_output ? b->output : NULL);
-    json_put_string(o, "error_file_id", b->has_errors ? b->errors : NULL);
-    json_put_int(o, "created_at", b->head.created_s);
-    put_time(o, "in_progress_at", b->at_s[BATCH_IN_PROGRESS]);
-    json_put_null(o, "expires_at"); /* batches do not expire */
-    put_time(o, "finalizing_at", b->at_s[BATCH_FINALIZING]);
-    put_time(o, "completed_at", b->at_s[BATCH_COMPLETED]);
-    put_time(o, "failed_at", b->at_s[BATCH_FAILED]);
-    json_put_null(o, "expired_at");
-    put_time(o, "cancelling_at", b->at_s[BATCH_CANCELLING]);
-    put_time(o, "cancelled_at", b->at_s[BATCH_CANCELLED]);
-    json_put_int(counts, "total", b->n_lines);
-    json_put_int(counts, "completed", b->n_done - b->n_failed);
-    json_put_int(counts, "failed", b->n_failed);
-    json_put(o, "request_counts", counts);
-    put_metadata(o, b);
+    struct json *o = json_make(
+        "{id: %s, object: 'batch', endpoint: %s, errors: %p, input_file_id: %s, "
+        "completion_window: '24h', status: %s}",
+        b->head.id, b->endpoint, errors_of(b), b->input, batch_status_name(b->status));
+    json_extend(o, "{output_file_id: %s, error_file_id: %s, created_at: %ld}",
+                b->has_output ? b->output : NULL, b->has_errors ? b->errors : NULL,
+                b->head.created_s);
+    json_extend(o, "{in_progress_at: %p, expires_at: null, finalizing_at: %p}",
+                time_or_null(b->at_s[BATCH_IN_PROGRESS]),
+                time_or_null(b->at_s[BATCH_FINALIZING]));
+    json_extend(o, "{completed_at: %p, failed_at: %p, expired_at: null}",
+                time_or_null(b->at_s[BATCH_COMPLETED]),
+                time_or_null(b->at_s[BATCH_FAILED]));
+    json_extend(o, "{cancelling_at: %p, cancelled_at: %p}",
+                time_or_null(b->at_s[BATCH_CANCELLING]),
+                time_or_null(b->at_s[BATCH_CANCELLED]));
+    json_extend(
+        o, "{request_counts: {total: %ld, completed: %ld, failed: %ld}, metadata: %p}",
+        b->n_lines, b->n_done - b->n_failed, b->n_failed, json_of_text(b->metadata));
     return o;
 }
 

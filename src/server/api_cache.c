@@ -100,12 +100,9 @@ static int from_messages(struct call *c, const struct json *body, struct subject
 static int truncation_of(const struct call *c, const struct turn *t,
                          struct hcache_truncation *out, struct fault *f)
 {
-    struct json *told = NULL;
+    struct json *told = json_of_text(t->restoration);
     int64_t n_dropped = 0, n_kept = 0, context = 0, step = 0;
     struct err err = {0};
-    if (t->restoration == NULL ||
-        json_parse(&told, t->restoration, strlen(t->restoration), t->name, NULL) != 0)
-        return 0;
     (void)json_opt_int(told, "truncated_tokens", 0, INT32_MAX, &n_dropped, &err);
     (void)json_opt_int(told, "kept_tokens", 0, INT32_MAX, &n_kept, &err);
     (void)json_opt_int(told, "window_tokens", 0, INT32_MAX, &context, &err);
@@ -270,13 +267,6 @@ static int fault_of(const struct hcache_err *err, struct fault *f)
                      err->msg);
 }
 
-static struct json *object(const char *name)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "object", name);
-    return o;
-}
-
 /* --- looking up ------------------------------------------------------------------------------- */
 
 static int lookup(struct call *c, struct subject *s, struct fault *f)
@@ -287,15 +277,15 @@ static int lookup(struct call *c, struct subject *s, struct fault *f)
     if (hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
         return fault_of(&err, f);
     date_explain(&s->date, found.differs_at, found.why, sizeof found.why);
-    struct json *o = object("cache.lookup");
-    json_put_int(o, "prompt_tokens", s->prompt.n);
-    json_put_int(o, "truncated_tokens", found.truncated_tokens);
-    json_put_int(o, "wanted_tokens", found.wanted_tokens);
-    json_put_int(o, "stored_tokens", found.stored_tokens);
-    json_put_int(o, "restorable_tokens", found.stored_tokens);
-    json_put_string(o, "tier", found.stored_tokens > 0 ? found.tier : NULL);
-    json_put_string(o, "layers", found.stored_tokens > 0 ? found.layers : NULL);
-    json_put_string(o, "why", found.stored_tokens < found.wanted_tokens ? found.why : NULL);
+    struct json *o = json_make("{object: 'cache.lookup', prompt_tokens: %d, "
+                               "truncated_tokens: %d, wanted_tokens: %d}",
+                               s->prompt.n, found.truncated_tokens, found.wanted_tokens);
+    json_extend(o,
+                "{stored_tokens: %d, restorable_tokens: %d, tier: %s, layers: %s, why: %s}",
+                found.stored_tokens, found.stored_tokens,
+                found.stored_tokens > 0 ? found.tier : NULL,
+                found.stored_tokens > 0 ? found.layers : NULL,
+                found.stored_tokens < found.wanted_tokens ? found.why : NULL);
     call_json(c, 200, o);
     return 0;
 }
@@ -310,14 +300,12 @@ void api_cache_lookup(struct call *c)
 static struct json *prefetched(struct generation *g)
 {
     const struct hcache_result *r = &g->choice[0].result;
-    struct json *o = object("cache.prefetch");
-    json_put_int(o, "prompt_tokens", r->prompt_tokens);
-    json_put_int(o, "cached_tokens", r->cached_tokens);
-    json_put_int(o, "computed_tokens", r->prompt_tokens - r->cached_tokens);
-    json_put_int(o, "truncated_tokens", r->truncated_tokens);
-    json_put_int(o, "committed_tokens", r->committed_tokens);
-    json_put(o, "timings", shape_timings(g, &g->choice[0]));
-    return o;
+    return json_make("{object: 'cache.prefetch', prompt_tokens: %d, cached_tokens: %d, "
+                     "computed_tokens: %d, truncated_tokens: %ld, committed_tokens: %ld, "
+                     "timings: %p}",
+                     r->prompt_tokens, r->cached_tokens,
+                     r->prompt_tokens - r->cached_tokens, r->truncated_tokens,
+                     r->committed_tokens, shape_timings(g, &g->choice[0]));
 }
 
 static const struct dialect prefetch = {.answer = prefetched};
@@ -348,17 +336,6 @@ void api_cache_prefetch(struct call *c)
 
 /* --- keeping and erasing ---------------------------------------------------------------------- */
 
-static void put_guarantee(struct json *o, const struct hcache_guarantee *g)
-{
-    struct json *sums = json_new_object();
-    json_put_int(sums, "added_bytes", (int64_t)g->n_bytes);
-    json_put_int(sums, "salt_bytes", (int64_t)g->salt_bytes);
-    json_put_int(sums, "salt_limit_bytes", (int64_t)g->salt_limit_bytes);
-    json_put_int(sums, "all_bytes", (int64_t)g->all_bytes);
-    json_put_int(sums, "limit_bytes", (int64_t)g->limit_bytes);
-    json_put(o, "guarantee", sums);
-}
-
 /* Pins a context, guarantees it, or ends its pin or its guarantee. */
 static int pin(struct call *c, struct subject *s, struct fault *f)
 {
@@ -371,13 +348,16 @@ static int pin(struct call *c, struct subject *s, struct fault *f)
     if ((guaranteed ? keep_guarantee(c, &context, until, &g, f)
                     : keep_pin(c, &context, until, &g.n_tokens, f)) != 0)
         return -1;
-    struct json *o = object("cache.pin");
-    json_put_int(o, "prompt_tokens", s->prompt.n);
-    json_put_int(o, "pinned_tokens", until > 0 ? g.n_tokens : 0);
-    json_put_int(o, "until", until);
-    json_put_bool(o, "guaranteed", guaranteed);
+    struct json *o = json_make(
+        "{object: 'cache.pin', prompt_tokens: %d, pinned_tokens: %d, "
+        "until: %ld, guaranteed: %p}",
+        s->prompt.n, until > 0 ? g.n_tokens : 0, until, json_new_bool(guaranteed));
     if (guaranteed)
-        put_guarantee(o, &g);
+        json_extend(
+            o,
+            "{guarantee: {added_bytes: %lu, salt_bytes: %lu, salt_limit_bytes: %lu, "
+            "all_bytes: %lu, limit_bytes: %lu}}",
+            g.n_bytes, g.salt_bytes, g.salt_limit_bytes, g.all_bytes, g.limit_bytes);
     call_json(c, 200, o);
     return 0;
 }
@@ -411,13 +391,12 @@ static int forget_answers(struct call *c, const struct subject *s, struct err *e
 static void put_erased(struct call *c, const char *name, const struct hcache_erased *gone,
                        const struct hcache_err *waits_because)
 {
-    struct json *o = object(name);
     bool waits = waits_because != NULL;
-    json_put_int(o, "erased_chunks", waits ? 0 : gone->n_chunks);
-    json_put_int(o, "erased_bytes", waits ? 0 : gone->n_bytes);
-    json_put_int(o, "shared_chunks", gone->n_shared);
-    json_put_int(o, "busy_chunks", waits ? 0 : gone->n_busy);
-    json_put_int(o, "pending_chunks", waits ? gone->n_owed : 0);
+    struct json *o = json_make("{object: %s, erased_chunks: %ld, erased_bytes: %ld, "
+                               "shared_chunks: %ld, busy_chunks: %ld, pending_chunks: %ld}",
+                               name, waits ? 0 : gone->n_chunks, waits ? 0 : gone->n_bytes,
+                               gone->n_shared, waits ? 0 : gone->n_busy,
+                               waits ? gone->n_owed : 0);
     json_put_string(o, "pending_because", waits ? waits_because->msg : NULL);
     keep_put_where(o, c);
     call_json(c, waits ? 202 : 200, o);
@@ -494,12 +473,12 @@ void api_cache_clear(struct call *c)
 void api_cache_flush(struct call *c)
 {
     struct hcache_cache_stats k;
-    struct json *o = object("cache.flush");
     hcache_cache_flush(call_model(c));
     hcache_cache_stats(call_model(c), NULL, &k);
-    json_put_int(o, "pending_bytes", (int64_t)k.pending_bytes);
-    json_put_bool(o, "saves", k.tier != NULL && k.saving_fault == 0);
-    call_json(c, 200, o);
+    call_json(c, 200,
+              json_make("{object: 'cache.flush', pending_bytes: %lu, saves: %p}",
+                        k.pending_bytes,
+                        json_new_bool(k.tier != NULL && k.saving_fault == 0)));
 }
 
 /* A client may set its own bound, but no higher than the bound that the server was started with. */

@@ -31,23 +31,11 @@ enum {
 
 static struct json *shape(const struct conversation *v)
 {
-    struct json *o = json_new_object(), *metadata = NULL;
-    if (v->metadata == NULL ||
-        json_parse(&metadata, v->metadata, strlen(v->metadata), v->name, NULL) != 0)
-        metadata = json_new_object();
-    json_put_string(o, "id", v->name);
-    json_put_string(o, "object", "conversation");
-    json_put_int(o, "created_at", v->created_s);
-    json_put(o, "metadata", metadata);
-    json_put_string(o, "title", v->title);
-    json_put_int(o, "updated_at", v->updated_s);
-    json_put_int(o, "turns", v->n_turns);
-    return o;
-}
-
-static const char *id_of(const struct json *item)
-{
-    return json_string_of(json_member(item, "id"), NULL);
+    struct json *metadata = json_of_text(v->metadata);
+    return json_make("{id: %s, object: 'conversation', created_at: %ld, metadata: %p, "
+                     "title: %s, updated_at: %ld, turns: %d}",
+                     v->name, v->created_s, metadata != NULL ? metadata : json_new_object(),
+                     v->title, v->updated_s, v->n_turns);
 }
 
 /* Answers with o if rc is 0; else frees o. Returns rc. */
@@ -88,11 +76,9 @@ static bool holds(struct call *c, const struct conversation *v, const char *fold
         return found;
     for (int i = 0; i < 2 * n && !found; i++) {
         const char *text = i % 2 == 0 ? path[i / 2]->input : path[i / 2]->output;
-        struct json *items = NULL;
-        size_t n_text = strlen(text);
-        *bytes += n_text;
-        if (json_parse(&items, text, n_text, v->name, NULL) == 0)
-            found = items_hold(items, folded);
+        struct json *items = json_of_text(text);
+        *bytes += strlen(text);
+        found = items_hold(items, folded);
         json_free(items);
     }
     turn_path_free(path, n);
@@ -142,14 +128,13 @@ static int list(struct call *c, struct fault *f)
         return -1;
     if (query != NULL && (folded = items_fold(query, strlen(query))) == NULL)
         return fault_set(f, 400, NULL, "query", "'query' is not UTF-8");
-    struct json *o = json_new_object(), *data = json_new_array();
+    struct json *data = json_new_array();
     int rc = collect(c, &p, folded, data, last, &more, &err);
     free(folded);
-    json_put_string(o, "object", "list");
-    json_put_string(o, "first_id", id_of(json_at(data, 0)));
-    json_put_string(o, "last_id", last[0] != 0 ? last : NULL);
-    json_put_bool(o, "has_more", more);
-    json_put(o, "data", data);
+    struct json *o = json_make("{object: 'list', first_id: %s, last_id: %s, has_more: %p, "
+                               "data: %p}",
+                               item_id(json_at(data, 0)), last[0] != 0 ? last : NULL,
+                               json_new_bool(more), data);
     return answer(c, rc == 0 ? 0 : keep_fault(&err, f), o);
 }
 
@@ -283,14 +268,10 @@ static int erase(struct call *c, const struct conversation *v, struct fault *f)
 
 static void put_origin(struct json *list, const char *items, const struct turn *t)
 {
-    struct json *parsed = NULL;
-    if (json_parse(&parsed, items, strlen(items), t->name, NULL) != 0)
-        return;
+    struct json *parsed = json_of_text(items);
     for (size_t i = 0; i < json_count(parsed); i++) {
         struct json *o = json_new_object();
-        struct json_iter it = json_begin(json_at(parsed, i));
-        while (json_next(&it))
-            json_put(o, it.key, json_share(it.value));
+        json_share_all(o, json_at(parsed, i));
         json_put_string(o, "response_id", t->is_visible ? t->name : NULL);
         json_push(list, o);
     }
@@ -351,10 +332,8 @@ static int post_items(struct call *c, const struct conversation *v, struct fault
 /* Finds the index of an item. Returns 0, or -1 with *f. */
 static int find_item(const struct json *items, const char *id, size_t *at, struct fault *f)
 {
-    for (*at = 0; *at < json_count(items); ++*at) {
-        if (strcmp(id_of(json_at(items, *at)), id) == 0)
-            return 0;
-    }
+    if (items_find(items, id, at))
+        return 0;
     return fault_set(f, 404, "not_found", NULL, "there is no item '%.80s'", id);
 }
 
@@ -441,12 +420,8 @@ static int delete_item(struct call *c, struct conversation *v, const char *id,
 
 static bool has_item(const char *items, const char *id)
 {
-    struct json *parsed = NULL;
-    bool found = false;
-    if (json_parse(&parsed, items, strlen(items), "items", NULL) != 0)
-        return false;
-    for (size_t i = 0; i < json_count(parsed) && !found; i++)
-        found = strcmp(id_of(json_at(parsed, i)), id) == 0;
+    struct json *parsed = json_of_text(items);
+    bool found = items_find(parsed, id, &(size_t){0});
     json_free(parsed);
     return found;
 }
@@ -511,29 +486,26 @@ static int list_forks(struct call *c, const struct conversation *v, struct fault
     struct err err = {0};
     struct fork *fork = xcalloc(FORKS_MAX, sizeof *fork);
     int n = 0, i = 0;
-    struct json *o = json_new_object(), *data = json_new_array();
+    struct json *data = json_new_array();
     int rc = v->head != 0 ? conversation_forks(c->s->conversations, call_tenant(c), v->head,
                                                fork, &n, &err)
                           : 0;
-    while (i < n) { /* the continuations of one turn */
-        struct json *place = json_new_object(), *all = json_new_array();
+    while (i < n) {              /* the continuations of one turn */
+        const char *next = NULL; /* the continuation on the path of v */
+        struct json *all = json_new_array();
         int64_t parent = fork[i].parent;
         for (; i < n && fork[i].parent == parent; i++) {
-            struct json *one = json_new_object();
             const struct fork *k = &fork[i];
-            json_put_string(one, "response_id", k->turn);
-            json_put_string(one, "conversation", k->is_on_path ? v->name : k->conversation);
-            json_push(all, one);
+            json_push(all, json_make("{response_id: %s, conversation: %s}", k->turn,
+                                     k->is_on_path ? v->name : k->conversation));
             if (k->is_on_path)
-                json_put_string(place, "response_id", k->turn);
+                next = k->turn;
         }
-        json_put(place, "branches", all);
-        json_push(data, place);
+        json_push(data, json_make("{response_id: %s, branches: %p}", next, all));
     }
-    json_put_string(o, "object", "list");
-    json_put(o, "data", data);
     free(fork);
-    return answer(c, rc == 0 ? 0 : keep_fault(&err, f), o);
+    return answer(c, rc == 0 ? 0 : keep_fault(&err, f),
+                  json_make("{object: 'list', data: %p}", data));
 }
 
 /* --- the routes ------------------------------------------------------------------------------- */

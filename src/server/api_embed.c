@@ -50,13 +50,10 @@ static bool is_ranking(const struct embed *e)
 
 static int put_usage(struct json *o, const struct generation *g)
 {
-    struct json *usage = json_new_object();
     int64_t n = 0;
     for (int i = 0; i < g->n; i++)
         n += g->choice[i].n_prompt;
-    json_put_int(usage, "prompt_tokens", n);
-    json_put_int(usage, "total_tokens", n);
-    json_put(o, "usage", usage);
+    json_extend(o, "{usage: {prompt_tokens: %ld, total_tokens: %ld}}", n, n);
     return (int)n;
 }
 
@@ -91,7 +88,7 @@ static struct json *as_base64(const float *x, int n)
             four[d] = d <= k ? digits[bits >> (18 - 6 * d) & 63] : '=';
         textbuf_add(&out, four, 4);
     }
-    struct json *v = json_new_bytes(out.p != NULL ? out.p : "", out.n);
+    struct json *v = json_new_bytes(out.p, out.n);
     textbuf_free(&out);
     return v;
 }
@@ -117,17 +114,13 @@ static struct json *embedding(const struct embed *e, struct choice *ch)
 
 static struct json *answer_openai(struct generation *g, const struct embed *e)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct json *list = json_new_array();
     for (int i = 0; i < g->n; i++) {
-        struct json *one = json_new_object();
-        json_put_string(one, "object", "embedding");
-        json_put_int(one, "index", i);
-        json_put(one, "embedding", embedding(e, &g->choice[i]));
-        json_push(list, one);
+        json_push(list, json_make("{object: 'embedding', index: %d, embedding: %p}", i,
+                                  embedding(e, &g->choice[i])));
     }
-    json_put_string(o, "object", "list");
-    json_put(o, "data", list);
-    json_put_string(o, "model", g->client.model_name);
+    struct json *o = json_make("{object: 'list', data: %p, model: %s}", list,
+                               g->client.model_name);
     put_usage(o, g);
     return o;
 }
@@ -137,34 +130,25 @@ static struct json *answer_llama(struct generation *g, const struct embed *e)
 {
     struct json *list = json_new_array();
     for (int i = 0; i < g->n; i++) {
-        struct json *one = json_new_object(), *of_text = json_new_array();
-        json_push(of_text, embedding(e, &g->choice[i]));
-        json_put_int(one, "index", i);
-        json_put(one, "embedding", of_text);
-        json_push(list, one);
+        json_push(list, json_make("{index: %d, embedding: [%p]}", i,
+                                  embedding(e, &g->choice[i])));
     }
     return list;
 }
 
 static struct json *answer_ollama(struct generation *g, const struct embed *e)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
+    if (e->form == FORM_OLLAMA_ONE)
+        return json_make("{embedding: %p}", embedding(e, &g->choice[0]));
+    struct json *list = json_new_array();
     int64_t n = 0;
-    if (e->form == FORM_OLLAMA_ONE) {
-        json_free(list);
-        json_put(o, "embedding", embedding(e, &g->choice[0]));
-        return o;
-    }
     for (int i = 0; i < g->n; i++) {
         json_push(list, embedding(e, &g->choice[i]));
         n += g->choice[i].n_prompt;
     }
-    json_put_string(o, "model", g->client.model_name);
-    json_put(o, "embeddings", list);
-    json_put_int(o, "total_duration", clock_now_ns() - e->begun_ns);
-    json_put_int(o, "load_duration", 0);
-    json_put_int(o, "prompt_eval_count", n);
-    return o;
+    return json_make("{model: %s, embeddings: %p, total_duration: %ld, load_duration: 0, "
+                     "prompt_eval_count: %ld}",
+                     g->client.model_name, list, clock_now_ns() - e->begun_ns, n);
 }
 
 static int by_score(const void *a, const void *b)
@@ -190,27 +174,21 @@ static struct json *answer_ranking(struct generation *g, const struct embed *e)
         order[i] = &g->choice[i];
     qsort(order, (size_t)g->n, sizeof(struct choice *), by_score);
     for (int i = 0; i < g->n && (e->n_best == 0 || i < e->n_best); i++) {
-        struct json *one = json_new_object();
         int at = order[i]->index;
-        json_put_int(one, "index", at);
-        json_put_real(one, tei ? "score" : "relevance_score",
-                      (double)order[i]->result.embedding[0]);
-        if (e->returns_documents) {
-            struct json *document = tei ? one : json_new_object();
-            json_put(document, "text",
-                     json_share(text_of(json_at(e->documents, (size_t)at))));
-            if (!tei)
-                json_put(one, "document", document);
-        }
+        double score = (double)order[i]->result.embedding[0];
+        struct json *one = json_make(
+            tei ? "{index: %d, score: %g}" : "{index: %d, relevance_score: %g}", at, score);
+        const struct json *text = text_of(json_at(e->documents, (size_t)at));
+        if (e->returns_documents)
+            json_extend(one, tei ? "{text: %p}" : "{document: {text: %p}}",
+                        json_share(text));
         json_push(list, one);
     }
     free(order);
     if (tei)
         return list;
-    struct json *o = json_new_object();
-    json_put_string(o, "object", "list");
-    json_put_string(o, "model", g->client.model_name);
-    json_put(o, "results", list);
+    struct json *o = json_make("{object: 'list', model: %s, results: %p}",
+                               g->client.model_name, list);
     put_usage(o, g);
     return o;
 }

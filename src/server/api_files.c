@@ -69,15 +69,13 @@ int shelves_page(struct call *c, struct shelf_page *out, struct fault *f)
 
 void shelves_list(struct call *c, struct json *data, bool has_more)
 {
-    struct json *o = json_new_object();
     size_t n = json_count(data);
-    json_put_string(o, "object", "list");
-    json_put(o, "first_id", json_share(json_member(json_at(data, 0), "id")));
-    json_put(o, "last_id",
-             json_share(n > 0 ? json_member(json_at(data, n - 1), "id") : NULL));
-    json_put_bool(o, "has_more", has_more);
-    json_put(o, "data", data);
-    call_json(c, 200, o);
+    const struct json *first = json_member(json_at(data, 0), "id"),
+                      *last = n > 0 ? json_member(json_at(data, n - 1), "id") : NULL;
+    call_json(
+        c, 200,
+        json_make("{object: 'list', first_id: %p, last_id: %p, has_more: %p, data: %p}",
+                  json_share(first), json_share(last), json_new_bool(has_more), data));
 }
 
 /* --- uploading -------------------------------------------------------------------------------- */
@@ -145,16 +143,11 @@ static int check_form(const struct form *form, bool is_whole, struct fault *f)
 
 static struct json *file_object(const struct shelf_file *file)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "id", file->head.id);
-    json_put_string(o, "object", "file");
-    json_put_int(o, "bytes", (int64_t)file->n_bytes);
-    json_put_int(o, "created_at", file->head.created_s);
-    json_put_null(o, "expires_at");
-    json_put_string(o, "filename", file->name);
-    json_put_string(o, "purpose", file->purpose);
-    json_put_string(o, "status", "processed");
-    return o;
+    return json_make("{id: %s, object: 'file', bytes: %lu, created_at: %ld, "
+                     "expires_at: null, filename: %s, purpose: %s, "
+                     "status: 'processed'}",
+                     file->head.id, file->n_bytes, file->head.created_s, file->name,
+                     file->purpose);
 }
 
 static int upload(struct call *c, struct shelf *shelf, struct fault *f)
@@ -211,10 +204,7 @@ static int delete_file(struct call *c, struct shelf *shelf, struct fault *f)
     if (shelf_delete_file(shelf, call_tenant(c), id, &is_pending, &err) != 0)
         return shelves_fault(&err, f);
     runner_wake(c->s->runner); /* a batch may wait for the room */
-    struct json *o = json_new_object();
-    json_put_string(o, "id", id);
-    json_put_string(o, "object", "file");
-    json_put_bool(o, "deleted", true);
+    struct json *o = json_make("{id: %s, object: 'file', deleted: true}", id);
     if (is_pending) {
         log_warn("%s", err.msg);
         json_put_string(o, "pending_because",

@@ -26,12 +26,8 @@ static void put_ignored(const struct hcache *h, struct json *list)
     if (info.eos != NULL &&
         hcache_encode(h, info.eos, strlen(info.eos), HCACHE_PARSE_SPECIAL, &ids, &n,
                       NULL) == 0 &&
-        n == 1) {
-        struct json *one = json_new_object();
-        json_put_int(one, "token", ids[0]);
-        json_put_null(one, "bias"); /* minus infinity */
-        json_push(list, one);
-    }
+        n == 1)
+        json_push(list, json_make("{token: %d, bias: null}", ids[0])); /* minus infinity */
     hcache_free(ids);
 }
 
@@ -39,36 +35,29 @@ static void put_ignored(const struct hcache *h, struct json *list)
 static struct json *settings(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
-    struct json *o = json_new_object(), *stop = json_new_array(), *list = json_new_array();
+    struct json *stop = json_new_array(), *list = json_new_array();
     struct request_shaping s;
     struct fault unused;
     (void)request_shaping(p, hcache_encode, g->client.h, &s, &unused);
     for (int i = 0; i < s.shaping.n_bias; i++) {
-        struct json *one = json_new_object();
-        json_put_int(one, "token", s.bias[i].id);
-        json_put_real(one, "bias", (double)s.bias[i].bias);
-        json_push(list, one);
+        json_push(list,
+                  json_make("{token: %d, bias: %g}", s.bias[i].id, (double)s.bias[i].bias));
     }
     if (p->ignore_eos)
         put_ignored(g->client.h, list);
     for (int i = 0; i < p->n_stop; i++)
         json_push_string(stop, p->stop[i]);
-    json_put_int(o, "n_predict", p->max_tokens);
-    json_put_int(o, "max_tokens", p->max_tokens);
-    json_put_int(o, "seed", (int64_t)g->seed);
-    json_put_real(o, "temperature", p->temperature);
-    json_put_int(o, "top_k", p->top_k);
-    json_put_real(o, "top_p", p->top_p);
-    json_put_real(o, "min_p", p->min_p);
-    json_put_real(o, "repeat_penalty",
-                  p->repetition_penalty > 0 ? p->repetition_penalty : 1);
-    json_put_real(o, "presence_penalty", p->presence_penalty);
-    json_put_real(o, "frequency_penalty", p->frequency_penalty);
-    json_put(o, "stop", stop);
-    json_put_int(o, "n_probs", p->logprobs ? p->n_top : 0);
-    json_put_bool(o, "ignore_eos", p->ignore_eos);
-    json_put_bool(o, "stream", p->stream);
-    json_put(o, "logit_bias", list);
+    struct json *o = json_make(
+        "{n_predict: %ld, max_tokens: %ld, seed: %lu, temperature: %g, "
+        "top_k: %ld, top_p: %g, min_p: %g}",
+        p->max_tokens, p->max_tokens, g->seed, p->temperature, p->top_k, p->top_p,
+        p->min_p);
+    json_extend(o, "{repeat_penalty: %g, presence_penalty: %g, frequency_penalty: %g}",
+                p->repetition_penalty > 0 ? p->repetition_penalty : 1, p->presence_penalty,
+                p->frequency_penalty);
+    json_extend(o, "{stop: %p, n_probs: %ld, ignore_eos: %p, stream: %p, logit_bias: %p}",
+                stop, p->logprobs ? p->n_top : 0, json_new_bool(p->ignore_eos),
+                json_new_bool(p->stream), list);
     return o;
 }
 
@@ -81,10 +70,7 @@ static struct json *timings(const struct choice *ch)
 
 static struct json *head(const struct choice *ch, const char *text, size_t n)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "index", ch->index);
-    json_put_bytes(o, "content", text, n);
-    return o;
+    return json_make("{index: %d, content: %p}", ch->index, json_new_bytes(text, n));
 }
 
 /* Moves the ids that were not sent into the answer. */
@@ -109,22 +95,24 @@ static void put_end(struct json *o, struct choice *ch)
     const char *stop = shape_stop(g, ch);
     bool is_limit = strcmp(r->finish, "length") == 0;
     hcache_model_info(g->client.h, &info);
-    json_put_int(o, "id_slot", 0);
-    json_put_bool(o, "stop", true);
-    json_put_string(o, "model", g->client.model_name);
-    json_put_int(o, "tokens_predicted", r->n_tokens);
-    json_put_int(o, "tokens_evaluated", ch->n_prompt);
-    json_put_int(o, "tokens_cached", r->cached_tokens);
-    json_put(o, "generation_settings", settings(g));
+    json_extend(o,
+                "{id_slot: 0, stop: true, model: %s, tokens_predicted: %d, "
+                "tokens_evaluated: %d, tokens_cached: %d, "
+                "generation_settings: %p}",
+                g->client.model_name, r->n_tokens, ch->n_prompt, r->cached_tokens,
+                settings(g));
     if (json_kind(g->params.prompt) == JSON_KIND_STRING)
         json_put(o, "prompt", json_share(g->params.prompt));
-    json_put_bool(o, "has_new_line",
-                  r->text != NULL && memchr(r->text, '\n', r->n_text) != NULL);
-    json_put_bool(o, "truncated",
-                  r->truncated_tokens > 0 ||
-                      (is_limit && ch->n_prompt + r->n_tokens >= info.max_context));
-    json_put_string(o, "stop_type", is_limit ? "limit" : stop != NULL ? "word" : "eos");
-    json_put_string(o, "stopping_word", stop != NULL ? stop : "");
+    json_extend(o,
+                "{has_new_line: %p, truncated: %p, stop_type: %s, "
+                "stopping_word: %s}",
+                json_new_bool(r->text != NULL && memchr(r->text, '\n', r->n_text) != NULL),
+                json_new_bool(r->truncated_tokens > 0 ||
+                              (is_limit && ch->n_prompt + r->n_tokens >= info.max_context)),
+                is_limit       ? "limit"
+                : stop != NULL ? "word"
+                               : "eos",
+                stop != NULL ? stop : "");
     shape_adapted(o, g);
     json_put(o, "timings", timings(ch));
 }
@@ -176,9 +164,7 @@ static void piece(struct generation *g, struct choice *ch, int i,
     struct json *o = head(ch, p->text, p->n);
     (void)i;
     put_tokens(o, ch);
-    json_put_bool(o, "stop", false);
-    json_put_int(o, "id_slot", 0);
-    json_put_int(o, "tokens_evaluated", ch->n_prompt);
+    json_extend(o, "{stop: false, id_slot: 0, tokens_evaluated: %d}", ch->n_prompt);
     if (g->params.timings_per_token)
         json_put(o, "timings", timings(ch));
     sse_json(out, o);
@@ -187,10 +173,8 @@ static void piece(struct generation *g, struct choice *ch, int i,
 static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     struct json *o = head(ch, "", 0);
-    json_put(o, "tokens", json_new_array());
-    json_put_bool(o, "stop", false);
-    json_put_int(o, "id_slot", 0);
-    json_put(o, "prompt_progress", shape_progress(g, ch));
+    json_extend(o, "{tokens: [], stop: false, id_slot: 0, prompt_progress: %p}",
+                shape_progress(g, ch));
     if (g->params.timings_per_token)
         json_put(o, "timings", timings(ch));
     sse_json(out, o);
@@ -317,9 +301,7 @@ void api_llama_template(struct call *c)
     struct prompts ps;
     if (!read_chat(c, true, &ps))
         return;
-    struct json *o = json_new_object();
-    json_put_bytes(o, "prompt", ps.text.text, ps.text.n);
-    call_json(c, 200, o);
+    call_json(c, 200, json_make("{prompt: %p}", json_new_bytes(ps.text.text, ps.text.n)));
     prompts_deinit(&ps);
 }
 
@@ -328,9 +310,7 @@ void api_llama_count(struct call *c)
     struct prompts ps;
     if (!read_chat(c, false, &ps))
         return;
-    struct json *o = json_new_object();
-    json_put_int(o, "input_tokens", ps.p[0].n);
-    call_json(c, 200, o);
+    call_json(c, 200, json_make("{input_tokens: %d}", ps.p[0].n));
     prompts_deinit(&ps);
 }
 
@@ -341,33 +321,23 @@ void api_llama_props(struct call *c)
     struct hcache_model_info info;
     struct gen_params p;
     struct fault f;
-    struct json *o = json_new_object(), *own = json_new_object(),
-                *params = json_new_object();
-    struct json *empty = json_new_object(), *kinds = json_new_object();
-    json_put_string(empty, "prompt", "");
+    struct json *empty = json_make("{prompt: ''}");
     hcache_model_info(call_model(c), &info);
     (void)request_parse(empty, REQUEST_COMPLETION | REQUEST_LLAMA, &p, &f);
-    json_put_int(params, "n_predict", p.max_tokens);
-    json_put_real(params, "temperature", p.temperature);
-    json_put_int(params, "top_k", p.top_k);
-    json_put_real(params, "top_p", p.top_p);
-    json_put_real(params, "min_p", p.min_p);
-    json_put_int(params, "seed", c->s->o.seed != 0 ? c->s->o.seed : UINT32_MAX);
     json_free(empty);
-    json_put(own, "params", params);
-    json_put_int(own, "n_ctx", info.max_context);
-    json_put(o, "default_generation_settings", own);
-    json_put_int(o, "total_slots", info.max_sequences);
-    json_put_string(o, "model_alias", call_model_name(c));
-    json_put_string(o, "model_path", call_model_name(c));
-    json_put_string(o, "chat_template",
-                    info.chat_template != NULL ? info.chat_template : "");
-    json_put_string(o, "bos_token", info.bos != NULL ? info.bos : "");
-    json_put_string(o, "eos_token", info.eos != NULL ? info.eos : "");
-    json_put_bool(kinds, "vision", false);
-    json_put_bool(kinds, "audio", false);
-    json_put(o, "modalities", kinds);
-    json_put_string(o, "build_info", "hcache " HCACHE_VERSION);
+    struct json *o = json_make("{default_generation_settings: {params: {n_predict: %ld, "
+                               "temperature: %g, top_k: %ld, "
+                               "top_p: %g, min_p: %g, seed: %ld}, n_ctx: %d}}",
+                               p.max_tokens, p.temperature, p.top_k, p.top_p, p.min_p,
+                               c->s->o.seed != 0 ? c->s->o.seed : UINT32_MAX,
+                               info.max_context);
+    json_extend(o, "{total_slots: %d, model_alias: %s, model_path: %s, chat_template: %s}",
+                info.max_sequences, call_model_name(c), call_model_name(c),
+                info.chat_template != NULL ? info.chat_template : "");
+    json_extend(o,
+                "{bos_token: %s, eos_token: %s, modalities: {vision: false, audio: false}, "
+                "build_info: 'hcache " HCACHE_VERSION "'}",
+                info.bos != NULL ? info.bos : "", info.eos != NULL ? info.eos : "");
     call_json(c, 200, o);
 }
 
@@ -381,11 +351,9 @@ void api_llama_slots(struct call *c)
     hcache_model_info(call_model(c), &info);
     tenants_read(c->s->tenants, auth_tenant(c->s->auth, c->salt), &own);
     for (int i = 0; i < info.max_sequences; i++) {
-        struct json *o = json_new_object();
-        json_put_int(o, "id", i);
-        json_put_int(o, "n_ctx", info.max_context);
-        json_put_bool(o, "is_processing", (uint64_t)i < own.n_open);
-        json_push(list, o);
+        json_push(list,
+                  json_make("{id: %d, n_ctx: %d, is_processing: %p}", i, info.max_context,
+                            json_new_bool((uint64_t)i < own.n_open)));
     }
     call_json(c, 200, list);
 }

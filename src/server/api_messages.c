@@ -168,11 +168,10 @@ static void push_message(struct dialog_text *d, const char *role,
                          const struct textbuf *text, const struct textbuf *thought,
                          struct json *calls)
 {
-    struct json *m = json_new_object();
-    json_put_string(m, "role", role);
+    struct json *m = json_make("{role: %s}", role);
     if (thought->n > 0)
         json_put_bytes(m, "reasoning_content", thought->p, thought->n);
-    json_put_bytes(m, "content", text->p != NULL ? text->p : "", text->n);
+    json_put_bytes(m, "content", text->p, text->n);
     if (calls != NULL)
         json_put(m, "tool_calls", calls);
     json_push(d->messages, m);
@@ -193,11 +192,8 @@ static int read_tool_result(const struct json *block, struct dialog_text *d,
         textbuf_addf(&text, "The tool failed.\n");
     rc = read_texts(NULL, json_member(block, "content"), "messages", next, &text, d, f);
     if (rc == 0) {
-        struct json *m = json_new_object();
-        json_put_string(m, "role", "tool");
-        json_put(m, "tool_call_id", json_share(id));
-        json_put_bytes(m, "content", text.p != NULL ? text.p : "", text.n);
-        json_push(d->messages, m);
+        json_push(d->messages, json_make("{role: 'tool', tool_call_id: %p, content: %p}",
+                                         json_share(id), json_new_bytes(text.p, text.n)));
         rc = read_mark(json_member(block, "cache_control"), next, d, f);
     }
     textbuf_free(&text);
@@ -211,13 +207,9 @@ static int read_tool_use(const struct json *block, struct json *calls, struct fa
     if (json_kind(id) != JSON_KIND_STRING || json_kind(name) != JSON_KIND_STRING ||
         json_kind(input) != JSON_KIND_OBJECT)
         return bad(f, "messages", "a tool_use needs 'id', 'name' and an object 'input'");
-    struct json *call = json_new_object(), *function = json_new_object();
-    json_put(call, "id", json_share(id));
-    json_put_string(call, "type", "function");
-    json_put(function, "name", json_share(name));
-    json_put(function, "arguments", json_share(input));
-    json_put(call, "function", function);
-    json_push(calls, call);
+    json_push(calls,
+              json_make("{id: %p, type: 'function', function: {name: %p, arguments: %p}}",
+                        json_share(id), json_share(name), json_share(input)));
     return 0;
 }
 
@@ -312,27 +304,14 @@ static int read_message(const struct json *m, struct dialog_text *d, struct faul
     return rc;
 }
 
-/* Returns the kind of a tool that a server runs itself, or that its model was trained on; NULL for
- * a tool of the client. This server leaves tools of these kinds out of the prompt. */
-static const char *server_tool(const char *type)
-{
-    static const char *const kinds[] = {
-        "web_search", "web_fetch", "code_execution",   "bash",        "text_editor",
-        "computer",   "memory",    "tool_search_tool", "mcp_toolset", "advisor"};
-    for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
-        if (strncmp(type, kinds[i], strlen(kinds[i])) == 0)
-            return kinds[i];
-    return NULL;
-}
-
 /* Converts {"name", "description", "input_schema"} to the chat API's form. */
 static int read_tool(const struct json *tool, struct gen_params *p, struct dialog_text *d,
                      struct fault *f)
 {
     const char *type = json_string_of(json_member(tool, "type"), NULL);
     const struct json *schema = json_member(tool, "input_schema");
-    if (server_tool(type) != NULL && schema == NULL) {
-        request_note_ignored(p, server_tool(type));
+    if (request_server_tool(type) != NULL && schema == NULL) {
+        request_note_ignored(p, request_server_tool(type));
         return read_mark(json_member(tool, "cache_control"), 0, d, f);
     }
     if ((type != NULL && strcmp(type, "custom") != 0) ||
@@ -347,15 +326,13 @@ static int read_tool(const struct json *tool, struct gen_params *p, struct dialo
             request_note_ignored(p, unshown[i]);
     bool deferred = false;
     (void)json_bool_of(json_member(tool, "defer_loading"), &deferred);
-    struct json *o = json_new_object(), *function = json_new_object();
-    json_put_string(o, "type", "function");
-    json_put(function, "name", json_share(json_member(tool, "name")));
+    struct json *function = json_make("{name: %p}", json_share(json_member(tool, "name")));
     if (json_member(tool, "description") != NULL)
         json_put(function, "description", json_share(json_member(tool, "description")));
-    json_put(function, "parameters",
-             schema != NULL ? json_share(schema) : json_new_object());
-    json_put(o, "function", function);
-    json_push(deferred && d->deferred != NULL ? d->deferred : d->tools, o);
+    json_extend(function, "{parameters: %p}",
+                schema != NULL ? json_share(schema) : json_new_object());
+    json_push(deferred && d->deferred != NULL ? d->deferred : d->tools,
+              json_make("{type: 'function', function: %p}", function));
     return read_mark(json_member(tool, "cache_control"), 0, d, f);
 }
 
@@ -425,13 +402,11 @@ static int64_t number_of(const struct json *edit, const char *key, const char *k
 static struct json *changed(const struct json *m, const char *key, const char *text)
 {
     struct json *o = json_new_object();
-    struct json_iter it = json_begin(m);
-    while (json_next(&it)) {
-        if (strcmp(it.key, key) != 0)
-            json_put(o, it.key, json_share(it.value));
-        else if (text != NULL)
-            json_put_string(o, key, text);
-    }
+    json_share_all(o, m);
+    if (text != NULL)
+        json_put_string(o, key, text);
+    else
+        json_drop(o, key);
     return o;
 }
 
@@ -604,12 +579,13 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
 static void put_stop(struct json *o, const struct generation *g, const struct choice *ch)
 {
     const char *stop = shape_stop(g, ch);
-    json_put_string(o, "stop_reason",
-                    shape_has_calls(ch)                        ? "tool_use"
-                    : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
-                    : stop != NULL                             ? "stop_sequence"
-                                                               : "end_turn");
-    json_put_string(o, "stop_sequence", shape_has_calls(ch) ? NULL : stop);
+    bool calls = shape_has_calls(ch);
+    json_extend(o, "{stop_reason: %s, stop_sequence: %s}",
+                calls                                      ? "tool_use"
+                : strcmp(ch->result.finish, "length") == 0 ? "max_tokens"
+                : stop != NULL                             ? "stop_sequence"
+                                                           : "end_turn",
+                calls ? NULL : stop);
 }
 
 /* Makes the usage. Every token of the prompt counts once: as read from the cache, as put into the
@@ -617,7 +593,6 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
 static struct json *usage(const struct generation *g, int n_cached, int n_output)
 {
     const struct message *m = g->own;
-    struct json *o = json_new_object(), *made = json_new_object();
     int prompt = g->choice[0].n_prompt, before = 0, by_ttl[2] = {0, 0};
     for (int i = 0; i < m->n; i++) {
         int end = m->at[i].n_tokens / 64 * 64;
@@ -625,14 +600,14 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
         by_ttl[m->at[i].ttl_s > 300] += end - MIN(end, from);
         before = MAX(end, before);
     }
-    json_put_int(o, "input_tokens", prompt - n_cached - by_ttl[0] - by_ttl[1]);
-    json_put_int(o, "cache_creation_input_tokens", by_ttl[0] + by_ttl[1]);
-    json_put_int(o, "cache_read_input_tokens", n_cached);
-    json_put_int(made, "ephemeral_5m_input_tokens", by_ttl[0]);
-    json_put_int(made, "ephemeral_1h_input_tokens", by_ttl[1]);
-    json_put(o, "cache_creation", made);
-    json_put_int(o, "output_tokens", n_output);
-    json_put_string(o, "service_tier", "standard");
+    struct json *o = json_make(
+        "{input_tokens: %d, cache_creation_input_tokens: %d, cache_read_input_tokens: %d}",
+        prompt - n_cached - by_ttl[0] - by_ttl[1], by_ttl[0] + by_ttl[1], n_cached);
+    json_extend(
+        o,
+        "{cache_creation: {ephemeral_5m_input_tokens: %d, "
+        "ephemeral_1h_input_tokens: %d}, output_tokens: %d, service_tier: 'standard'}",
+        by_ttl[0], by_ttl[1], n_output);
     shape_context(o, g);
     shape_adapted(o, g);
     return o;
@@ -640,10 +615,7 @@ static struct json *usage(const struct generation *g, int n_cached, int n_output
 
 static struct json *text_block(const char *text, size_t n)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "type", "text");
-    json_put_bytes(o, "text", text, n);
-    return o;
+    return json_make("{type: 'text', text: %p}", json_new_bytes(text, n));
 }
 
 /* Clients send the signature back with the thought. It says nothing here. */
@@ -658,30 +630,19 @@ static struct json *block_of(const struct choice *ch, int i, const struct hcache
     size_t n = is_whole ? p->n : 0;
     if (p->kind == HCACHE_PART_TEXT)
         return text_block(p->text, n);
-    struct json *o = json_new_object();
-    if (p->kind == HCACHE_PART_THOUGHT) {
-        json_put_string(o, "type", "thinking");
-        json_put_bytes(o, "thinking", p->text, n);
-        json_put_string(o, "signature", is_whole ? signature : "");
-        return o;
-    }
+    if (p->kind == HCACHE_PART_THOUGHT)
+        return json_make("{type: 'thinking', thinking: %p, signature: %s}",
+                         json_new_bytes(p->text, n), is_whole ? signature : "");
     shape_id(ch, i, id);
-    json_put_string(o, "type", "tool_use");
-    json_put_string(o, "id", id);
-    json_put_string(o, "name", p->name);
-    json_put(o, "input", is_whole ? json_new_raw(p->text, p->n) : json_new_object());
-    return o;
+    return json_make("{type: 'tool_use', id: %s, name: %s, input: %p}", id, p->name,
+                     is_whole ? json_new_raw(p->text, p->n) : json_new_object());
 }
 
 static struct json *envelope(const struct generation *g)
 {
     const struct message *m = g->own;
-    struct json *o = json_new_object();
-    json_put_string(o, "id", m->id);
-    json_put_string(o, "type", "message");
-    json_put_string(o, "role", "assistant");
-    json_put_string(o, "model", g->client.model_name);
-    return o;
+    return json_make("{id: %s, type: 'message', role: 'assistant', model: %s}", m->id,
+                     g->client.model_name);
 }
 
 static struct json *answer(struct generation *g)
@@ -695,8 +656,9 @@ static struct json *answer(struct generation *g)
         json_push(content, text_block("", 0));
     json_put(o, "content", content);
     put_stop(o, g, ch);
-    json_put(o, "usage", usage(g, ch->result.cached_tokens, ch->result.n_tokens));
-    json_put(o, "timings", shape_timings(g, ch));
+    json_extend(o, "{usage: %p, timings: %p}",
+                usage(g, ch->result.cached_tokens, ch->result.n_tokens),
+                shape_timings(g, ch));
     return o;
 }
 
@@ -716,40 +678,32 @@ static void start(struct generation *g, struct textbuf *out)
     struct message *m = g->own;
     if (m->has_begun)
         return;
-    struct json *o = json_new_object(), *message = envelope(g);
+    struct json *message = envelope(g);
     m->has_begun = true;
-    json_put(message, "content", json_new_array());
-    json_put_null(message, "stop_reason");
-    json_put_null(message, "stop_sequence");
-    json_put(message, "usage", usage(g, g->choice[0].n_cached, 1));
-    json_put(o, "message", message);
-    event("message_start", o, out);
+    json_extend(message,
+                "{content: [], stop_reason: null, stop_sequence: null, "
+                "usage: %p}",
+                usage(g, g->choice[0].n_cached, 1));
+    event("message_start", json_make("{message: %p}", message), out);
 }
 
 static void open_block(struct message *m, struct json *block, struct textbuf *out)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "index", m->n_blocks);
-    json_put(o, "content_block", block);
-    event("content_block_start", o, out);
+    event("content_block_start",
+          json_make("{index: %d, content_block: %p}", m->n_blocks, block), out);
 }
 
 static void delta(struct message *m, const char *type, const char *key, const char *text,
                   size_t n, struct textbuf *out)
 {
-    struct json *o = json_new_object(), *d = json_new_object();
-    json_put_int(o, "index", m->n_blocks);
-    json_put_string(d, "type", type);
+    struct json *d = json_make("{type: %s}", type);
     json_put_bytes(d, key, text, n);
-    json_put(o, "delta", d);
-    event("content_block_delta", o, out);
+    event("content_block_delta", json_make("{index: %d, delta: %p}", m->n_blocks, d), out);
 }
 
 static void close_block(struct message *m, struct textbuf *out)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "index", m->n_blocks++);
-    event("content_block_stop", o, out);
+    event("content_block_stop", json_make("{index: %d}", m->n_blocks++), out);
     m->is_open = false;
 }
 
@@ -792,11 +746,11 @@ static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 static void close_stream(struct generation *g, struct textbuf *out)
 {
     const struct choice *ch = &g->choice[0];
-    struct json *o = json_new_object(), *d = json_new_object();
+    struct json *d = json_new_object();
     put_stop(d, g, ch);
-    json_put(o, "delta", d);
-    json_put(o, "usage", usage(g, ch->result.cached_tokens, ch->result.n_tokens));
-    json_put(o, "timings", shape_timings(g, ch));
+    struct json *o = json_make("{delta: %p, usage: %p, timings: %p}", d,
+                               usage(g, ch->result.cached_tokens, ch->result.n_tokens),
+                               shape_timings(g, ch));
     event("message_delta", o, out);
     event("message_stop", json_new_object(), out);
 }
@@ -805,17 +759,12 @@ static void close_stream(struct generation *g, struct textbuf *out)
 
 struct json *api_messages_fault(const struct fault *f)
 {
-    struct json *o = json_new_object(), *e = json_new_object();
-    json_put_string(o, "type", "error");
-    json_put_string(e, "type",
-                    f->status == 503   ? "overloaded_error"
-                    : f->status == 504 ? "timeout_error"
-                    : f->status >= 500 ? "api_error"
-                    : f->status == 413 ? "request_too_large"
-                                       : f->type);
-    json_put_string(e, "message", f->message);
-    json_put(o, "error", e);
-    return o;
+    const char *type = f->status == 503   ? "overloaded_error"
+                       : f->status == 504 ? "timeout_error"
+                       : f->status >= 500 ? "api_error"
+                       : f->status == 413 ? "request_too_large"
+                                          : f->type;
+    return json_make("{type: 'error', error: {type: %s, message: %s}}", type, f->message);
 }
 
 static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
@@ -889,10 +838,8 @@ void api_messages(struct call *c)
         struct message *m = xcalloc(1, sizeof *m);
         conversations_name("msg", m->id);
         m->tools = json_new_array();
-        for (size_t i = 0; i < json_count(d.tools); i++)
-            json_push(m->tools, json_share(json_at(d.tools, i)));
-        for (size_t i = 0; i < json_count(d.deferred); i++)
-            json_push(m->tools, json_share(json_at(d.deferred, i)));
+        json_share_all(m->tools, d.tools);
+        json_share_all(m->tools, d.deferred);
         p.offered = m->tools;
         memcpy(m->at, d.at, sizeof m->at);
         m->n = d.n;
@@ -909,9 +856,7 @@ void api_count_tokens(struct call *c)
     struct prompt_text text = {0};
     char what[200] = "";
     if (read_prompt(c, REQUEST_COUNT, &p, &d, &prompt, &text, what)) {
-        struct json *o = json_new_object();
-        json_put_int(o, "input_tokens", prompt.n);
-        call_json(c, 200, o);
+        call_json(c, 200, json_make("{input_tokens: %d}", prompt.n));
         hcache_free(prompt.ids);
         prompt_text_deinit(&text);
     }

@@ -135,10 +135,9 @@ void api_requests(struct call *c)
         call_fault(c, &f);
         return;
     }
-    struct json *o = json_new_object();
-    json_put_string(o, "object", "list");
-    json_put(o, "data", recent_list(c->s->recent, call_tenant(c), page.limit));
-    call_json(c, 200, o);
+    call_json(c, 200,
+              json_make("{object: 'list', data: %p}",
+                        recent_list(c->s->recent, call_tenant(c), page.limit)));
 }
 
 void api_request(struct call *c)
@@ -160,8 +159,7 @@ void api_request(struct call *c)
 
 static struct json *abilities_of(const struct hcache_model_info *info)
 {
-    struct json *o = json_new_object();
-    json_put_bool(o, "tools", info->has_tools);
+    struct json *o = json_make("{tools: %p}", json_new_bool(info->has_tools));
     if (info->has_tools)
         json_put_string(o, "tool_prompt", info->declares_tools ? "generic" : "template");
     json_put_bool(o, "reasoning", info->has_thoughts);
@@ -172,11 +170,9 @@ static struct json *abilities_of(const struct hcache_model_info *info)
 /* Describes a model. Of several models, one that was never loaded has a name and nothing else. */
 static struct json *model_object(struct call *c, const struct listed *l)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "id", l->name);
-    json_put_string(o, "object", "model");
-    json_put_int(o, "created", c->s->created_s);
-    json_put_string(o, "owned_by", "hcache");
+    struct json *o = json_make(
+        "{id: %s, object: 'model', created: %ld, owned_by: 'hcache'}", l->name,
+        c->s->created_s);
     if (l->is_known) {
         json_put_int(o, "max_model_len", l->info.max_context);
         json_put(o, "abilities", abilities_of(&l->info));
@@ -190,14 +186,12 @@ static struct json *model_object(struct call *c, const struct listed *l)
 
 void api_models(struct call *c)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
-    json_put_string(o, "object", "list");
+    struct json *list = json_new_array();
     for (int i = 0; i < call_n_listed(c); i++) {
         struct listed l = call_listed(c, i);
         json_push(list, model_object(c, &l));
     }
-    json_put(o, "data", list);
-    call_json(c, 200, o);
+    call_json(c, 200, json_make("{object: 'list', data: %p}", list));
 }
 
 void api_model(struct call *c)
@@ -369,10 +363,9 @@ void api_detokenize(struct call *c)
         rc = fault_refuse(&f, -ENOMEM, NULL, "there is no memory for a text of %zu bytes",
                           n);
     if (rc == 0) {
-        struct json *o = json_new_object();
-        json_put_bytes(o, "content", text, n);
-        json_put_bytes(o, "prompt", text, n);
-        call_json(c, 200, o);
+        call_json(c, 200,
+                  json_make("{content: %p, prompt: %p}", json_new_bytes(text, n),
+                            json_new_bytes(text, n)));
     } else {
         call_fault(c, &f);
     }
@@ -394,12 +387,11 @@ static void put_saving(struct json *o, struct call *c)
 
 void api_health(struct call *c)
 {
-    struct json *o = json_new_object();
     const char *state = atomic_load(&c->s->h) == NULL  ? "loading"
                         : atomic_load(&c->s->draining) ? "stopping"
                                                        : "ok";
     bool ok = strcmp(state, "ok") == 0;
-    json_put_string(o, "status", state);
+    struct json *o = json_make("{status: %s}", state);
     if (server_n_early(c->s) > 0)
         json_put_int(o, "waiting", server_n_early(c->s));
     if (ok)
@@ -424,35 +416,25 @@ static struct json *body_schema(const struct route *r)
                     : r->answer == api_ollama_chat || r->answer == api_ollama_generate
                         ? REQUEST_OLLAMA
                         : 0;
-    struct json *schema = json_new_object();
-    json_put_string(schema, "type", "object");
-    if (kind != 0) {
-        json_put_bool(schema, "additionalProperties", false);
-        json_put(schema, "properties", request_schema(kind));
-    }
-    return schema;
+    if (kind == 0)
+        return json_make("{type: 'object'}");
+    return json_make("{type: 'object', additionalProperties: false, properties: %p}",
+                     request_schema(kind));
 }
 
 static struct json *operation(const struct route *r)
 {
-    struct json *op = json_new_object(), *responses = json_new_object(),
-                *ok = json_new_object();
+    struct json *op = json_new_object();
     if (strcmp(r->method, "POST") == 0) {
-        struct json *media = json_new_object(), *content = json_new_object();
-        struct json *body = json_new_object();
-        json_put(media, "schema", body_schema(r));
+        struct json *content = json_new_object();
         json_put(content,
                  r->answer == api_files ? "multipart/form-data"
                  : r->answer == api_pdf ? "application/pdf"
                                         : "application/json",
-                 media);
-        json_put_bool(body, "required", true);
-        json_put(body, "content", content);
-        json_put(op, "requestBody", body);
+                 json_make("{schema: %p}", body_schema(r)));
+        json_extend(op, "{requestBody: {required: true, content: %p}}", content);
     }
-    json_put_string(ok, "description", "done");
-    json_put(responses, "200", ok);
-    json_put(op, "responses", responses);
+    json_extend(op, "{responses: {200: {description: 'done'}}}");
     return op;
 }
 
@@ -463,14 +445,10 @@ static struct json *parameters(const char *path)
     while ((path = strchr(path, '{')) != NULL) {
         path += 1 + (path[1] == '*');
         size_t n = strcspn(path, "}");
-        struct json *p = json_new_object(), *schema = json_new_object();
-        json_put_bytes(p, "name", path, n);
-        json_put_string(p, "in", "path");
-        json_put_bool(p, "required", true);
-        json_put_string(schema, "type", "string");
-        json_put(p, "schema", schema);
         list = list != NULL ? list : json_new_array();
-        json_push(list, p);
+        json_push(list, json_make("{name: %p, in: 'path', required: true, "
+                                  "schema: {type: 'string'}}",
+                                  json_new_bytes(path, n)));
     }
     return list;
 }
@@ -499,16 +477,13 @@ static void put_path(struct json *paths, const struct route *r)
 
 void api_openapi(struct call *c)
 {
-    struct json *o = json_new_object(), *info = json_new_object(),
-                *paths = json_new_object();
-    json_put_string(o, "openapi", "3.0.3");
-    json_put_string(info, "title", "hcache");
-    json_put_string(info, "version", HCACHE_VERSION);
-    json_put(o, "info", info);
+    struct json *paths = json_new_object();
     for (const struct route *r = routes; r->path != NULL; r++) {
         if (r == routes || strcmp(r->path, r[-1].path) != 0)
             put_path(paths, r);
     }
-    json_put(o, "paths", paths);
-    call_json(c, 200, o);
+    call_json(
+        c, 200,
+        json_make("{openapi: '3.0.3', info: {title: 'hcache', version: %s}, paths: %p}",
+                  HCACHE_VERSION, paths));
 }

@@ -14,21 +14,18 @@
 #include "base/clock.h"
 #include "server/call.h"
 
-static void put_time(struct json *o, const char *key, int64_t wall_s)
+static struct json *time_text(int64_t wall_s)
 {
     struct tm t;
     time_t seconds = (time_t)wall_s;
     char text[32] = "";
     gmtime_r(&seconds, &t);
-    (void)!strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &t);
-    json_put_string(o, key, text);
+    return json_new_bytes(text, strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &t));
 }
 
 struct json *api_ollama_fault(const struct fault *f)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "error", f->message);
-    return o;
+    return json_make("{error: %s}", f->message);
 }
 
 /* --- messages --------------------------------------------------------------------------------- */
@@ -47,15 +44,13 @@ static struct json *name_calls(const struct json *calls, int turn)
     for (size_t i = 0; i < json_count(calls); i++) {
         const struct json *call = json_at(calls, i);
         struct json *o = json_new_object();
-        struct json_iter it = json_begin(call);
         char id[32];
         snprintf(id, sizeof id, "call_%d_%zu", turn, i);
         if (json_member(call, "id") == NULL)
             json_put_string(o, "id", id);
         if (json_member(call, "type") == NULL)
             json_put_string(o, "type", "function");
-        while (json_next(&it))
-            json_put(o, it.key, json_share(it.value));
+        json_share_all(o, call);
         json_push(list, o);
     }
     return list;
@@ -136,10 +131,7 @@ static int read_messages(const struct json *from, struct json *list, struct faul
 
 static void add_message(struct json *list, const char *role, const struct json *content)
 {
-    struct json *m = json_new_object();
-    json_put_string(m, "role", role);
-    json_put(m, "content", json_share(content));
-    json_push(list, m);
+    json_push(list, json_make("{role: %s, content: %p}", role, json_share(content)));
 }
 
 /* --- the answer ------------------------------------------------------------------------------- */
@@ -153,15 +145,12 @@ static bool is_chat(const struct generation *g)
 
 static struct json *head(const char *model)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "model", model);
-    put_time(o, "created_at", clock_wall_s());
-    return o;
+    return json_make("{model: %s, created_at: %p}", model, time_text(clock_wall_s()));
 }
 
-static void put_ns(struct json *o, const char *key, double ms)
+static int64_t ns_of(double ms)
 {
-    json_put_int(o, key, (int64_t)(ms * 1e6));
+    return (int64_t)(ms * 1e6);
 }
 
 /* Adds how the answer ended, and its counts and times. */
@@ -169,14 +158,14 @@ static void put_end(struct json *o, const struct generation *g, const struct cho
 {
     const struct hcache_result *r = &ch->result;
     const struct hcache_timings *t = &r->timings;
-    json_put_bool(o, "done", true);
-    json_put_string(o, "done_reason", strcmp(r->finish, "length") == 0 ? "length" : "stop");
-    put_ns(o, "total_duration", t->ttft_ms + t->decode_ms);
-    json_put_int(o, "load_duration", 0);
-    json_put_int(o, "prompt_eval_count", ch->n_prompt);
-    put_ns(o, "prompt_eval_duration", t->restore_ms + t->prefill_ms);
-    json_put_int(o, "eval_count", r->n_tokens);
-    put_ns(o, "eval_duration", t->decode_ms);
+    json_extend(o, "{done: true, done_reason: %s, total_duration: %ld, load_duration: 0}",
+                strcmp(r->finish, "length") == 0 ? "length" : "stop",
+                ns_of(t->ttft_ms + t->decode_ms));
+    json_extend(o,
+                "{prompt_eval_count: %d, prompt_eval_duration: %ld, eval_count: %d, "
+                "eval_duration: %ld}",
+                ch->n_prompt, ns_of(t->restore_ms + t->prefill_ms), r->n_tokens,
+                ns_of(t->decode_ms));
     shape_adapted(o, g);
     shape_context(o, g);
     json_put(o, "timings", shape_timings(g, ch));
@@ -184,14 +173,10 @@ static void put_end(struct json *o, const struct generation *g, const struct cho
 
 static struct json *tool_call(const struct choice *ch, int i, const struct hcache_part *p)
 {
-    struct json *o = json_new_object(), *function = json_new_object();
     char id[32];
     shape_id(ch, i, id);
-    json_put_string(o, "id", id);
-    json_put_string(function, "name", p->name);
-    json_put(function, "arguments", json_new_raw(p->text, p->n));
-    json_put(o, "function", function);
-    return o;
+    return json_make("{id: %s, function: {name: %s, arguments: %p}}", id, p->name,
+                     json_new_raw(p->text, p->n));
 }
 
 /* Adds the text, the thought and the calls: to a new member `message` in a chat, else to the line o
@@ -199,11 +184,10 @@ static struct json *tool_call(const struct choice *ch, int i, const struct hcach
 static void put_content(struct json *o, const struct generation *g, struct json *text,
                         struct json *thought, struct json *calls)
 {
-    struct json *to = is_chat(g) ? json_new_object() : o;
+    struct json *to = is_chat(g) ? json_make("{role: 'assistant', content: %p}", text) : o;
     size_t n = 0;
-    if (is_chat(g))
-        json_put_string(to, "role", "assistant");
-    json_put(to, is_chat(g) ? "content" : "response", text);
+    if (!is_chat(g))
+        json_put(o, "response", text);
     if (json_string_of(thought, &n) != NULL && n > 0)
         json_put(to, "thinking", json_share(thought));
     if (json_count(calls) > 0)
@@ -294,17 +278,13 @@ bool api_ollama_unloads(struct call *c, const struct json *body)
 /* Answers a request without content, with which clients load and unload a model. */
 static void loaded(struct call *c, bool chat, const struct json *body)
 {
-    struct json *o = head(call_model_name(c)), *m = json_new_object();
+    struct json *o = head(call_model_name(c));
     bool unloads = api_ollama_unloads(c, body);
-    json_put_string(m, "role", "assistant");
-    json_put_string(m, "content", "");
     if (chat)
-        json_put(o, "message", json_share(m));
+        json_extend(o, "{message: {role: 'assistant', content: ''}}");
     else
-        json_put_string(o, "response", "");
-    json_free(m);
-    json_put_bool(o, "done", true);
-    json_put_string(o, "done_reason", unloads ? "unload" : "load");
+        json_extend(o, "{response: ''}");
+    json_extend(o, "{done: true, done_reason: %s}", unloads ? "unload" : "load");
     call_json(c, 200, o);
 }
 
@@ -393,59 +373,43 @@ void api_ollama_generate(struct call *c)
 
 void api_ollama_version(struct call *c)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "version", HCACHE_VERSION);
-    call_json(c, 200, o);
-}
-
-/* Writes a number of parameters as "135M" or "7.6B". */
-static void put_size(struct json *o, int64_t n_params)
-{
-    char text[32];
-    if (n_params >= 1000000000)
-        snprintf(text, sizeof text, "%.1fB", (double)n_params / 1e9);
-    else
-        snprintf(text, sizeof text, "%.2fM", (double)n_params / 1e6);
-    json_put_string(o, "parameter_size", text);
+    call_json(c, 200, json_make("{version: %s}", HCACHE_VERSION));
 }
 
 static struct json *details(const struct hcache_model_info *info)
 {
-    struct json *o = json_new_object(), *families = json_new_array();
-    json_put_string(o, "parent_model", "");
-    json_put_string(o, "format", info->format);
-    json_put_string(o, "family", info->family);
-    json_push_string(families, info->family);
-    json_put(o, "families", families);
-    put_size(o, info->n_params);
-    json_put_string(o, "quantization_level", info->held);
-    return o;
+    double n = (double)info->n_params;
+    char size[32]; /* "135M" or "7.6B" */
+    if (n >= 1e9)
+        snprintf(size, sizeof size, "%.1fB", n / 1e9);
+    else
+        snprintf(size, sizeof size, "%.2fM", n / 1e6);
+    return json_make("{parent_model: '', format: %s, family: %s, families: [%s], "
+                     "parameter_size: %s, quantization_level: %s}",
+                     info->format, info->family, info->family, size, info->held);
 }
 
 /* Lists the models; of those that run, also how long they stay. */
 static void list_models(struct call *c, bool running)
 {
-    struct json *o = json_new_object(), *list = json_new_array();
+    struct json *list = json_new_array();
     for (int i = 0; i < call_n_listed(c); i++) {
         struct listed l = call_listed(c, i);
         if (running && !l.is_loaded)
             continue;
-        struct json *m = json_new_object();
-        json_put_string(m, "name", l.name);
-        json_put_string(m, "model", l.name);
-        json_put_int(m, "size", (int64_t)l.bytes);
-        json_put_string(m, "digest", l.info.fingerprint);
-        json_put(m, "details", l.is_known ? details(&l.info) : json_new_object());
-        put_time(m, running ? "expires_at" : "modified_at",
-                 running ? INT64_C(253402300799) : c->s->created_s);
-        if (running) {
-            json_put_int(m, "size_vram", 0);
-            json_put_int(m, "context_length", l.info.max_context);
-        }
+        struct json *m = json_make(
+            "{name: %s, model: %s, size: %lu, digest: %s, details: %p}", l.name, l.name,
+            l.bytes, l.info.fingerprint, l.is_known ? details(&l.info) : json_new_object());
+        if (running)
+            json_extend(m,
+                        "{expires_at: '9999-12-31T23:59:59Z', size_vram: 0, "
+                        "context_length: %d}",
+                        l.info.max_context);
+        else
+            json_extend(m, "{modified_at: %p}", time_text(c->s->created_s));
         json_push(list, m);
     }
-    json_put(o, "models", list);
-    call_json(c, 200, o);
+    call_json(c, 200, json_make("{models: %p}", list));
 }
 
 void api_ollama_tags(struct call *c)
@@ -467,9 +431,8 @@ static struct json *model_info(const struct hcache_model_info *info)
                   {"embedding_length", info->n_embedding},
                   {"block_count", info->n_layers},
                   {"vocab_size", info->vocab_size}};
-    struct json *o = json_new_object();
-    json_put_string(o, "general.architecture", info->family);
-    json_put_int(o, "general.parameter_count", info->n_params);
+    struct json *o = json_make("{general.architecture: %s, general.parameter_count: %ld}",
+                               info->family, info->n_params);
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         char key[80];
         snprintf(key, sizeof key, "%s.%s", info->family, counts[i].name);
@@ -493,7 +456,7 @@ void api_ollama_show(struct call *c)
         return;
     }
     hcache_model_info(call_model(c), &info);
-    struct json *o = json_new_object(), *can = json_new_array();
+    struct json *can = json_new_array();
     bool pools = strcmp(info.pooling, "last") == 0 || strcmp(info.pooling, "mean") == 0 ||
                  strcmp(info.pooling, "cls") == 0;
     json_push_string(can, pools ? "embedding" : "completion");
@@ -501,12 +464,10 @@ void api_ollama_show(struct call *c)
         json_push_string(can, "tools");
     if (info.has_thoughts)
         json_push_string(can, "thinking");
-    json_put_string(o, "modelfile", "");
-    json_put_string(o, "parameters", "");
-    json_put_string(o, "template", info.chat_template != NULL ? info.chat_template : "");
-    json_put(o, "details", details(&info));
-    json_put(o, "model_info", model_info(&info));
-    json_put(o, "capabilities", can);
-    put_time(o, "modified_at", c->s->created_s);
+    struct json *o = json_make("{modelfile: '', parameters: '', template: %s, details: %p, "
+                               "model_info: %p, capabilities: %p, modified_at: %p}",
+                               info.chat_template != NULL ? info.chat_template : "",
+                               details(&info), model_info(&info), can,
+                               time_text(c->s->created_s));
     call_json(c, 200, o);
 }

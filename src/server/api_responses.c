@@ -70,14 +70,11 @@ static const char *part_status(const struct choice *ch, int i)
 static struct json *usage(const struct generation *g)
 {
     const struct hcache_result *r = &g->choice[0].result;
-    struct json *o = json_new_object(), *in = json_new_object(), *out = json_new_object();
-    json_put_int(in, "cached_tokens", r->cached_tokens);
-    json_put_int(out, "reasoning_tokens", shape_thought_tokens(&g->choice[0]));
-    json_put_int(o, "input_tokens", r->prompt_tokens);
-    json_put(o, "input_tokens_details", in);
-    json_put_int(o, "output_tokens", r->n_tokens);
-    json_put(o, "output_tokens_details", out);
-    json_put_int(o, "total_tokens", r->prompt_tokens + r->n_tokens);
+    struct json *o = json_make(
+        "{input_tokens: %d, input_tokens_details: {cached_tokens: %d}, output_tokens: %d, "
+        "output_tokens_details: {reasoning_tokens: %d}, total_tokens: %d}",
+        r->prompt_tokens, r->cached_tokens, r->n_tokens,
+        shape_thought_tokens(&g->choice[0]), r->prompt_tokens + r->n_tokens);
     shape_context(o, g);
     shape_adapted(o, g);
     return o;
@@ -135,13 +132,11 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
         return is_thought ? item_reasoning(id, status, text, p->n)
                           : item_message(i == 0 ? r->message_id : id, status, text, p->n);
     }
-    struct json *call = json_new_object();
     const char *space = NULL;
     bool is_custom = find_tool(r->sent, p->name, NULL, &space);
     shape_id(ch, i, call_id);
     snprintf(id, sizeof id, "%s_%s_%d", is_custom ? "ctc" : "fc", base, i);
-    json_put_string(call, "call_id", call_id);
-    json_put_string(call, "name", p->name);
+    struct json *call = json_make("{call_id: %s, name: %s}", call_id, p->name);
     if (space != NULL)
         json_put_string(call, "namespace", space);
     if (is_custom)
@@ -168,57 +163,44 @@ static struct json *output(const struct generation *g)
     return list;
 }
 
-static void put_conversation(struct json *o, const struct response *r)
+/* Returns the conversation to which the response belongs, or NULL. */
+static struct json *conversation_of(const struct response *r)
 {
-    struct json *c = json_new_object();
-    json_put_string(c, "id", r->conversation);
-    if (r->conversation[0] == 0 || r->has_branched || r->not_kept != NULL) {
-        json_put_null(o, "conversation");
-        json_free(c);
-    } else {
-        json_put(o, "conversation", c);
-    }
+    if (r->conversation[0] == 0 || r->has_branched || r->not_kept != NULL)
+        return NULL;
+    return json_make("{id: %s}", r->conversation);
 }
 
 /* Clients read the answer by the form that the response says it has. */
-static void put_text_format(struct json *o, const struct json *sent)
+static struct json *text_format(const struct json *sent)
 {
-    struct json *text = json_new_object(), *format = json_new_object();
+    struct json *text = json_make("{format: {type: 'text'}}");
     struct json_iter it = json_begin(sent);
-    json_put_string(format, "type", "text");
-    json_put(text, "format", format);
     while (json_next(&it))
         if (json_kind(it.value) != JSON_KIND_NULL)
             json_put(text, it.key, json_share(it.value));
-    json_put(o, "text", text);
+    return text;
 }
 
 /* Adds the fields of the request to o; absent fields get their defaults. */
 static void put_request(struct json *o, const struct generation *g)
 {
     const struct gen_params *p = &g->params;
-    json_put(o, "instructions", json_share(p->instructions));
-    if (p->max_tokens >= 0)
-        json_put_int(o, "max_output_tokens", p->max_tokens);
-    else
-        json_put_null(o, "max_output_tokens");
-    json_put_bool(o, "parallel_tool_calls", !p->one_call);
-    json_put_string(o, "previous_response_id", p->previous);
-    put_conversation(o, g->own);
-    json_put_bool(o, "store", p->store);
-    json_put_real(o, "temperature", p->temperature);
-    json_put_real(o, "top_p", p->top_p);
-    if (p->choice != NULL)
-        json_put(o, "tool_choice", json_share(p->choice));
-    else
-        json_put_string(o, "tool_choice", "auto");
-    json_put(o, "tools", p->tools != NULL ? json_share(p->tools) : json_new_array());
-    json_put(o, "metadata",
-             p->metadata != NULL ? json_share(p->metadata) : json_new_object());
-    json_put_string(o, "truncation",
-                    request_truncates(p, &g->client.truncation) ? "auto" : "disabled");
-    json_put_bool(o, "background", false);
-    put_text_format(o, p->text);
+    json_extend(o,
+                "{instructions: %p, max_output_tokens: %p, parallel_tool_calls: %p, "
+                "previous_response_id: %s, conversation: %p, store: %p}",
+                json_share(p->instructions),
+                p->max_tokens >= 0 ? json_new_int(p->max_tokens) : NULL,
+                json_new_bool(!p->one_call), p->previous, conversation_of(g->own),
+                json_new_bool(p->store));
+    json_extend(o, "{temperature: %g, top_p: %g, tool_choice: %p, tools: %p, metadata: %p}",
+                p->temperature, p->top_p,
+                p->choice != NULL ? json_share(p->choice) : json_new_bytes("auto", 4),
+                p->tools != NULL ? json_share(p->tools) : json_new_array(),
+                p->metadata != NULL ? json_share(p->metadata) : json_new_object());
+    json_extend(o, "{truncation: %s, background: false, text: %p}",
+                request_truncates(p, &g->client.truncation) ? "auto" : "disabled",
+                text_format(p->text));
 }
 
 /* Makes the response object without its output. is_done: every choice has its result. */
@@ -226,28 +208,18 @@ static struct json *head(const struct generation *g, bool is_done)
 {
     const struct response *r = g->own;
     const struct choice *ch = &g->choice[0];
-    struct json *o = json_new_object(), *why = json_new_object();
     const char *status = is_done ? status_of(ch) : "in_progress";
-    json_put_string(o, "id", r->id);
-    json_put_string(o, "object", "response");
-    json_put_int(o, "created_at", g->created_s);
-    json_put_string(o, "status", status);
-    json_put_string(o, "model", g->client.model_name);
-    json_put_null(o, "error");
-    if (strcmp(status, "incomplete") == 0) {
-        json_put_string(why, "reason",
-                        strcmp(ch->result.finish, "length") == 0 ? "max_output_tokens"
-                                                                 : ch->result.finish);
-        json_put(o, "incomplete_details", why);
-    } else {
-        json_put_null(o, "incomplete_details");
-        json_free(why);
-    }
+    bool is_cut = strcmp(status, "incomplete") == 0;
+    bool is_long = is_done && strcmp(ch->result.finish, "length") == 0;
+    struct json *o = json_make(
+        "{id: %s, object: 'response', created_at: %ld, status: %s, model: %s, error: null, "
+        "incomplete_details: %p}",
+        r->id, g->created_s, status, g->client.model_name,
+        is_cut
+            ? json_make("{reason: %s}", is_long ? "max_output_tokens" : ch->result.finish)
+            : NULL);
     put_request(o, g);
-    if (is_done)
-        json_put(o, "usage", usage(g));
-    else
-        json_put_null(o, "usage");
+    json_extend(o, "{usage: %p}", is_done ? usage(g) : NULL);
     if (r->has_branched)
         json_put_string(o, "branched_from", r->conversation);
     if (r->not_kept != NULL)
@@ -310,8 +282,7 @@ static int keep(struct generation *g, struct fault *f)
 /* Writes an event: "event: TYPE" and the object. Frees o. */
 static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
 {
-    json_put_string(o, "type", type);
-    json_put_int(o, "sequence_number", r->sequence++);
+    json_extend(o, "{type: %s, sequence_number: %ld}", type, r->sequence++);
     textbuf_addf(out, "event: %s\n", type);
     sse_json(out, o);
 }
@@ -326,8 +297,7 @@ static void put_timings(struct json *o, const struct generation *g)
 static void event_response(struct generation *g, const char *type, struct json *response,
                            struct textbuf *out)
 {
-    struct json *o = json_new_object();
-    json_put(o, "response", response);
+    struct json *o = json_make("{response: %p}", response);
     put_timings(o, g);
     event(g->own, type, o, out);
 }
@@ -340,28 +310,16 @@ static void begin(struct generation *g, struct textbuf *out)
 
 static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct json *o = json_new_object();
-    json_put(o, "response", whole(g, false));
-    json_put(o, "prompt_progress", shape_progress(g, ch));
+    struct json *o = json_make("{response: %p, prompt_progress: %p}", whole(g, false),
+                               shape_progress(g, ch));
     put_timings(o, g);
     event(g->own, "response.in_progress", o, out);
-}
-
-static struct json *of_item(const char *item_id, int index)
-{
-    struct json *o = json_new_object();
-    json_put_string(o, "item_id", item_id);
-    json_put_int(o, "output_index", index);
-    return o;
 }
 
 static void event_item(struct response *r, const char *type, int index, struct json *item,
                        struct textbuf *out)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "output_index", index);
-    json_put(o, "item", item);
-    event(r, type, o, out);
+    event(r, type, json_make("{output_index: %d, item: %p}", index, item), out);
 }
 
 /* The names of the events of a message or a thought. */
@@ -394,11 +352,15 @@ static const char *id_of(const struct json *item)
     return json_string_of(json_member(item, "id"), NULL);
 }
 
+static struct json *of_item(const struct response *r, const struct json *item)
+{
+    return json_make("{item_id: %s, output_index: %d}", id_of(item), r->n_open - 1);
+}
+
 static struct json *of_part(const struct response *r, const struct json *item)
 {
-    struct json *o = of_item(id_of(item), r->n_open - 1);
-    json_put_int(o, "content_index", 0);
-    return o;
+    return json_make("{item_id: %s, output_index: %d, content_index: 0}", id_of(item),
+                     r->n_open - 1);
 }
 
 static void open_item(struct generation *g, int i, const struct hcache_part *p,
@@ -411,9 +373,9 @@ static void open_item(struct generation *g, int i, const struct hcache_part *p,
     event_item(r, "response.output_item.added", r->n_open++, json_share(item), out);
     if (!is_call(item)) {
         struct json *o = of_part(r, item);
-        json_put(o, "part",
-                 p->kind == HCACHE_PART_TEXT ? item_text_part("", 0)
-                                             : item_thought_part("", 0));
+        bool is_text = p->kind == HCACHE_PART_TEXT;
+        json_extend(o, "{part: %p}",
+                    is_text ? item_text_part("", 0) : item_thought_part("", 0));
         event(r, "response.content_part.added", o, out);
     }
     json_free(item);
@@ -430,7 +392,7 @@ static void close_item(struct generation *g, struct textbuf *out)
     r->is_open = false;
     if (is_call(item)) {
         const char *key = call_key(item);
-        o = of_item(id_of(item), r->n_open - 1);
+        o = of_item(r, item);
         json_put(o, "name", json_share(json_member(item, "name")));
         json_put(o, key, json_share(json_member(item, key)));
         event(r,
@@ -460,7 +422,7 @@ static void piece(struct generation *g, struct choice *ch, int i,
     if (!r->is_open)
         open_item(g, i, p, out);
     struct json *item = item_of(g, i, p, false);
-    struct json *o = is_call(item) ? of_item(id_of(item), r->n_open - 1) : of_part(r, item);
+    struct json *o = is_call(item) ? of_item(r, item) : of_part(r, item);
     json_put_bytes(o, "delta", p->text, p->n);
     if (p->kind == HCACHE_PART_TEXT)
         json_put(o, "logprobs", json_new_array());
@@ -492,14 +454,10 @@ static void close_stream(struct generation *g, struct textbuf *out)
 
 static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
-    struct json *o = json_new_object(), *e = json_new_object(), *response = head(g, false);
-    json_put_string(e, "code", f->code != NULL ? f->code : f->type);
-    json_put_string(e, "message", f->message);
-    json_put_string(response, "status", "failed");
-    json_put(response, "error", e);
-    json_put(response, "output", json_new_array());
-    json_put(o, "response", response);
-    event(g->own, "response.failed", o, out);
+    struct json *response = head(g, false);
+    json_extend(response, "{status: 'failed', error: {code: %s, message: %s}, output: []}",
+                f->code != NULL ? f->code : f->type, f->message);
+    event(g->own, "response.failed", json_make("{response: %p}", response), out);
 }
 
 static const char *id_shown(const struct generation *g)
@@ -544,10 +502,7 @@ static int check(struct call *c, const struct gen_params *p, struct fault *f)
 /* Takes the time to live, in seconds, from a conversation's metadata if the request has none. */
 static void take_ttl(const struct conversation *v, struct gen_params *p)
 {
-    struct json *metadata = NULL;
-    if (p->cache_ttl >= 0 || v->metadata == NULL ||
-        json_parse(&metadata, v->metadata, strlen(v->metadata), v->name, NULL) != 0)
-        return;
+    struct json *metadata = p->cache_ttl < 0 ? json_of_text(v->metadata) : NULL;
     const char *text = json_string_of(json_member(metadata, KEEP_TTL_NAME), NULL);
     if (text != NULL)
         (void)keep_ttl(text, &p->cache_ttl);
@@ -588,29 +543,20 @@ static int find_parent(struct call *c, struct gen_params *p, struct response *r,
     return 0;
 }
 
-/* The text that a custom tool takes is a parameter of this name. */
-#define CUSTOM_INPUT "input"
-
-/* Returns the schema of a custom tool's arguments: a text, which must match `regex` (or NULL). */
+/* Returns the schema of a custom tool's arguments: a text, which must match `regex` (or NULL). The
+ * text is the parameter `input`, which custom_input reads. */
 static struct json *custom_parameters(const struct json *regex)
 {
-    struct json *v = json_new_object(), *properties = json_new_object(),
-                *text = json_new_object(), *required = json_new_array();
-    size_t n = 0;
-    const char *pattern = json_string_of(regex, &n);
-    json_put_string(v, "type", "object");
-    json_put_string(text, "type", "string");
+    struct json *text = json_make("{type: 'string'}");
+    const char *pattern = json_string_of(regex, &(size_t){0});
     if (pattern != NULL) {
         char *whole = xasprintf("^(?:%s)$", pattern);
         json_put_string(text, "pattern", whole);
         free(whole);
     }
-    json_put(properties, CUSTOM_INPUT, text);
-    json_put(v, "properties", properties);
-    json_push_string(required, CUSTOM_INPUT);
-    json_put(v, "required", required);
-    json_put_bool(v, "additionalProperties", false);
-    return v;
+    return json_make("{type: 'object', properties: {input: %p}, required: ['input'], "
+                     "additionalProperties: false}",
+                     text);
 }
 
 /* Returns the regular expression that a custom tool's text must match, or NULL. Notes a grammar in
@@ -626,26 +572,11 @@ static const struct json *custom_regex(const struct json *tool, struct gen_param
     return NULL;
 }
 
-/* Returns the type of tools that other servers run themselves; NULL: there is no such type. */
-static const char *server_tool(const char *type)
-{
-    static const char *const types[] = {"web_search",  "web_search_preview",
-                                        "file_search", "code_interpreter",
-                                        "computer",    "computer_use_preview",
-                                        "mcp",         "image_generation",
-                                        "local_shell", "shell",
-                                        "apply_patch", "tool_search"};
-    for (size_t i = 0; type != NULL && i < sizeof types / sizeof types[0]; i++)
-        if (strncmp(type, types[i], strlen(types[i])) == 0)
-            return types[i];
-    return NULL;
-}
-
 static void add_tool(const struct json *tool, bool is_custom, struct gen_params *p,
                      struct json *out)
 {
     const struct json *regex = is_custom ? custom_regex(tool, p) : NULL;
-    struct json *o = json_new_object(), *function = json_new_object();
+    struct json *function = json_new_object();
     struct json_iter it = json_begin(tool);
     while (json_next(&it)) {
         bool own = strcmp(it.key, "type") == 0 ||
@@ -657,9 +588,7 @@ static void add_tool(const struct json *tool, bool is_custom, struct gen_params 
         json_put(function, "parameters", custom_parameters(regex));
     if (regex != NULL)
         json_put_bool(function, "strict", true);
-    json_put_string(o, "type", "function");
-    json_put(o, "function", function);
-    json_push(out, o);
+    json_push(out, json_make("{type: 'function', function: %p}", function));
 }
 
 /* Converts tools to the chat API's form: {"type", "function": {...}}. A custom tool becomes a
@@ -679,8 +608,8 @@ static int read_tools(const struct json *tools, struct gen_params *p, struct jso
         } else if (has_name && type != NULL &&
                    (is_custom || strcmp(type, "function") == 0)) {
             add_tool(tool, is_custom, p, out);
-        } else if (server_tool(type) != NULL) {
-            request_note_ignored(p, server_tool(type));
+        } else if (request_server_tool(type) != NULL) {
+            request_note_ignored(p, request_server_tool(type));
         } else {
             return fault_set(
                 f, 400, "unsupported_value", "tools",
@@ -693,24 +622,18 @@ static int read_tools(const struct json *tools, struct gen_params *p, struct jso
     return 0;
 }
 
-static void append(struct json *to, const struct json *list)
-{
-    for (size_t i = 0; i < json_count(list); i++)
-        json_push(to, json_share(json_at(list, i)));
-}
-
 /* Reads the tools of the request and of its input. */
 static int read_all_tools(struct gen_params *p, struct response *r, struct fault *f)
 {
     struct json *late = json_new_array();
     r->sent = json_new_array();
-    append(r->sent, p->tools);
+    json_share_all(r->sent, p->tools);
     items_tools(r->draft.input, r->sent, late);
     int rc = read_tools(r->sent, p, r->tools, f);
-    append(r->offered, r->tools);
+    json_share_all(r->offered, r->tools);
     if (rc == 0)
         rc = read_tools(late, p, r->offered, f);
-    append(r->sent, late);
+    json_share_all(r->sent, late);
     json_free(late);
     return rc;
 }
@@ -785,17 +708,6 @@ void api_responses(struct call *c)
 
 /* --- a kept response -------------------------------------------------------------------------- */
 
-static void put_parsed(struct json *o, const char *key, const char *text)
-{
-    struct json *v = NULL;
-    if (text != NULL)
-        (void)json_parse(&v, text, strlen(text), key, NULL);
-    if (v != NULL)
-        json_put(o, key, v);
-    else
-        json_put_null(o, key);
-}
-
 static int get(struct call *c, const struct turn *t, struct fault *f)
 {
     struct json *o = NULL;
@@ -807,17 +719,17 @@ static int get(struct call *c, const struct turn *t, struct fault *f)
             "a stored response cannot be streamed again: ask for it without 'stream'");
     if (json_parse(&o, t->answer, strlen(t->answer), t->name, &err) != 0)
         return fault_set(f, 500, NULL, NULL, "%s", err.msg);
-    put_parsed(o, "output", t->output);
+    json_extend(o, "{output: %p}", json_of_text(t->output));
     call_json(c, 200, o);
     return 0;
 }
 
 static int get_input_items(struct call *c, const struct turn *t, struct fault *f)
 {
-    struct json *items = NULL, *o = NULL;
+    struct json *items = json_of_text(t->input), *o = NULL;
     struct items_page page;
     int rc = keep_page(c, 20, &page, f);
-    if (rc == 0 && json_parse(&items, t->input, strlen(t->input), t->name, NULL) != 0)
+    if (rc == 0 && items == NULL)
         rc = fault_set(f, 500, NULL, NULL, "the input of %s cannot be read", t->name);
     if (rc == 0)
         rc = items_list(items, &page, &o, f);
@@ -829,12 +741,9 @@ static int get_input_items(struct call *c, const struct turn *t, struct fault *f
 
 static int get_restoration(struct call *c, const struct turn *t)
 {
-    struct json *o = NULL;
-    if (t->restoration == NULL ||
-        json_parse(&o, t->restoration, strlen(t->restoration), t->name, NULL) != 0)
-        o = json_new_object();
-    json_put_string(o, "id", t->name);
-    json_put_string(o, "object", "response.restoration");
+    struct json *o = json_of_text(t->restoration);
+    o = o != NULL ? o : json_new_object();
+    json_extend(o, "{id: %s, object: 'response.restoration'}", t->name);
     call_json(c, 200, o);
     return 0;
 }

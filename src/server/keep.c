@@ -311,7 +311,6 @@ void keep_put_where(struct json *o, struct call *c)
 struct json *keep_deleted(struct call *c, const char *id, const char *object,
                           const struct erased *gone)
 {
-    struct json *o = json_new_object();
     struct hcache_erased state = keep_bury(c->s);
     struct conversations_stats st;
     recent_forget(c->s->recent, call_tenant(c), NULL); /* miss reasons quote prompts */
@@ -319,15 +318,13 @@ struct json *keep_deleted(struct call *c, const char *id, const char *object,
     if (state.n_owed == 0 && state.n_busy == 0 &&
         conversations_stats(c->s->conversations, &st, NULL) == 0)
         state.n_owed = st.n_doomed;
-    json_put_string(o, "id", id);
-    json_put_string(o, "object", object);
-    json_put_bool(o, "deleted", true);
-    json_put_int(o, "erased_turns", gone->n_turns);
-    json_put_int(o, "shared_turns", gone->n_shared);
-    json_put_int(o, "erased_chunks", state.n_chunks);
-    json_put_int(o, "shared_chunks", state.n_shared);
-    json_put_int(o, "busy_chunks", state.n_busy);
-    json_put_int(o, "pending_chunks", state.n_owed);
+    struct json *o = json_make("{id: %s, object: %s, deleted: true, erased_turns: %d, "
+                               "shared_turns: %d}",
+                               id, object, gone->n_turns, gone->n_shared);
+    json_extend(o,
+                "{erased_chunks: %ld, shared_chunks: %ld, busy_chunks: %ld, "
+                "pending_chunks: %ld}",
+                state.n_chunks, state.n_shared, state.n_busy, state.n_owed);
     keep_put_where(o, c);
     return o;
 }

@@ -545,6 +545,31 @@ TEST(test_writing)
     json_free(o);
 }
 
+/* A tree of a shape is the tree that the same calls make one by one. */
+TEST(a_shape_becomes_its_tree)
+{
+    struct json *list = json_new_array(), *none = NULL;
+    const char *volatile null_text = NULL; /* the compiler would warn of a constant */
+    json_push_int(list, 7);
+    struct json *o = json_make(
+        "{type: 'a text', s: %s, none: %s, i: %d, big: %ld, size: %lu, "
+        "r: %g, nan: %g, ms: %.3f, in: {a.b: [%p, %p], empty: {}, []: []}, "
+        "words: [true, false, null, 20]}",
+        "a\xffz", null_text, -1, INT64_MIN, SIZE_MAX / 2, 0.5, 0.0 / 0.0, 1.23456, list,
+        none);
+    json_extend(o, "{more: %d, last: 'x'}", 3);
+    char *text = json_text(o, 0);
+    assert_string_equal(
+        text,
+        "{\"type\": \"a text\", \"s\": \"a\xEF\xBF\xBDz\", \"none\": null, \"i\": -1, "
+        "\"big\": -9223372036854775808, \"size\": 9223372036854775807, \"r\": 0.5, "
+        "\"nan\": null, \"ms\": 1.235, \"in\": {\"a.b\": [[7], null], \"empty\": {}, "
+        "\"[]\": []}, "
+        "\"words\": [true, false, null, 20], \"more\": 3, \"last\": \"x\"}");
+    free(text);
+    json_free(o);
+}
+
 /* What some programs take for the end of a line is escaped, and nothing else. */
 TEST(a_line_is_one_for_every_reader)
 {
