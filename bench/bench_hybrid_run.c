@@ -81,9 +81,8 @@ static const struct opt_cmd cmd = {
 };
 const struct opt_cmd *const options_of_bench_hybrid_run = &cmd;
 
-enum arm { DEVICE, KV, ACT, TOKENS, HALF, IN_ORDER, HYBRID, N_ARMS };
-static const char *const arm_names[N_ARMS] = {"device", "kv",       "act",   "tokens",
-                                              "half",   "in order", "hybrid"};
+enum arm { DEVICE, KV, ACT, HALF, HYBRID, N_ARMS };
+static const char *const arm_names[N_ARMS] = {"device", "kv", "act", "half", "hybrid"};
 
 struct row {
     double step_s, predicted_s;
@@ -99,8 +98,6 @@ struct bench {
     struct mixed_costs costs;
     double link_bytes_per_s, weights_bytes;
     double element_bytes;
-    /* time of all products of a layer, divided by that of the products for K and V */
-    double layer_over_projection;
     int n_layers, n_full; /* n_full: number of full blocks of a request */
     int32_t *ids;
     bool is_asked[N_ARMS];
@@ -134,7 +131,7 @@ static struct stack_opts stack_opts_of(const struct bench *b, const struct mixed
 /* Assigns full blocks by the ratio of an arm. The unfinished block of a request is a KV block on
  * the device. */
 struct order {
-    int n_full, token_blocks;
+    int n_full;
     int first_act;           /* number of the first ACT block */
     int64_t act[MOST_BATCH]; /* full ACT blocks of each request */
 };
@@ -142,19 +139,15 @@ struct order {
 static const int *order_of(void *arg, const struct kv_table *t)
 {
     static const int tail[] = {PLACES_KV_DEVICE, PLACES_KV_HOST, PLACES_ACT_HOST,
-                               PLACES_ACT_DEVICE, PLACES_TOKENS};
-    static const int tokens[] = {PLACES_TOKENS, PLACES_KV_HOST, PLACES_ACT_HOST,
-                                 PLACES_KV_DEVICE, PLACES_ACT_DEVICE};
+                               PLACES_ACT_DEVICE};
     static const int act[] = {PLACES_ACT_HOST, PLACES_KV_HOST, PLACES_KV_DEVICE,
-                              PLACES_ACT_DEVICE, PLACES_TOKENS};
+                              PLACES_ACT_DEVICE};
     static const int kv[] = {PLACES_KV_HOST, PLACES_ACT_HOST, PLACES_KV_DEVICE,
-                             PLACES_ACT_DEVICE, PLACES_TOKENS};
+                             PLACES_ACT_DEVICE};
     const struct order *o = arg;
     int n_act = 0;
     if (t->n_blocks >= o->n_full)
         return tail;
-    if (t->n_blocks < o->token_blocks)
-        return tokens;
     for (int i = 0; i < t->n_blocks; i++)
         n_act += t->blocks[i] >= o->first_act;
     double n = (double)o->act[t->tail - 1];
@@ -168,11 +161,10 @@ static struct hybrid_split split_of(const struct bench *b, enum arm arm)
     const struct hybrid_memory mem = {0, 1e30};
     struct hybrid_split s;
     int64_t n = (int64_t)b->a->batch * b->n_full;
-    if (arm == IN_ORDER || arm == HYBRID)
+    if (arm == HYBRID)
         hybrid_choose(&b->machine, &mem, n, &s);
     else
         hybrid_place(&b->machine, &mem, n, arm == ACT ? n : arm == HALF ? n / 2 : 0, &s);
-    s.is_shared_out = s.is_shared_out && arm == HYBRID;
     return s;
 }
 
@@ -187,20 +179,13 @@ static struct mixed_opts blocks_of(const struct bench *b, enum arm arm, struct o
                            .act_share = n_act,
                            .kv_share = n - n_act,
                            .buffer_blocks = buffer_blocks(b),
-                           .packing = arm == IN_ORDER ? MIXED_IN_ORDER : MIXED_BALANCED,
                            .machine = b->machine,
                            .weights_bytes = (size_t)b->weights_bytes,
                            .link_bytes_per_s = b->link_bytes_per_s};
-    if (arm == TOKENS) {
-        o.token_blocks = b->n_full / 2;
-        o.n[PLACES_TOKENS] = b->a->batch * o.token_blocks;
-        o.n[PLACES_KV_HOST] -= o.n[PLACES_TOKENS];
-    }
     if (arm == DEVICE)
         return (struct mixed_opts){.n = {[PLACES_KV_DEVICE] = n + b->a->batch},
                                    .kv_share = 1};
     *order = (struct order){.n_full = b->n_full,
-                            .token_blocks = o.token_blocks,
                             .first_act = o.n[PLACES_KV_DEVICE] + o.n[PLACES_KV_HOST]};
     hybrid_share_requests(&b->machine, &s, order->act);
     o.order = order_of;
@@ -258,39 +243,15 @@ static uint64_t count_bytes(const struct bench *b, struct stack *k, struct seq *
                                     (uint64_t)n_kv * (uint64_t)b->costs.kv_bytes);
 }
 
-/* Returns the seconds of a layer if requests fill mini-batches in order of arrival. The last
- * mini-batch has the rest. */
-static double layer_in_order(const struct bench *b, double act_share)
-{
-    struct minibatch minis[MOST_BATCH];
-    int n = b->machine.n_minibatches, per = requests_at_once(b);
-    for (int i = 0, left = b->a->batch; i < n; i++, left -= per) {
-        int size = left < per ? left : per;
-        int64_t blocks = (int64_t)size * b->n_full;
-        int64_t n_act = llround(act_share * (double)blocks);
-        minis[i] = (struct minibatch){n_act, blocks - n_act, 0, size};
-    }
-    return minibatch_layer_seconds(&b->machine, minis, n);
-}
-
-/* Returns the seconds of a step by the policy's formula. Rows that are computed again take the time
- * of all products of a layer. */
+/* Returns the seconds of a step by the policy's formula. */
 static double predict(const struct bench *b, enum arm arm, double act_share)
 {
     const struct hybrid_memory mem = {0, 1e30};
-    struct hybrid_machine m = b->machine;
     struct hybrid_split s;
     int64_t n = (int64_t)b->a->batch * b->n_full;
-    if (arm == IN_ORDER)
-        return b->n_layers * layer_in_order(b, act_share);
     if (arm == HYBRID)
         return b->n_layers * split_of(b, arm).seconds;
-    if (arm == TOKENS) {
-        int64_t again = (int64_t)b->a->batch * (b->n_full / 2);
-        m.forward_s += m.project.b_s * b->layer_over_projection * (double)again;
-        n -= again;
-    }
-    hybrid_place(&m, &mem, n, llround(act_share * (double)n), &s);
+    hybrid_place(&b->machine, &mem, n, llround(act_share * (double)n), &s);
     return b->n_layers * s.seconds;
 }
 
@@ -380,11 +341,7 @@ static int measure(struct bench *b, struct err *err)
         b->costs.project = project;
         b->costs.project_r2 = r2;
         b->element_bytes = (double)dtype_bytes(k.model->dtype);
-        const struct model_config *c = &k.model->cfg;
-        double q = (double)c->n_heads * c->d_head, kv = 2.0 * c->n_kv_heads * c->d_head;
-        b->n_layers = c->n_layers;
-        b->layer_over_projection = (2 * q + kv + (c->mlp_gated ? 3.0 : 2.0) * c->n_ffn) /
-                                   kv;
+        b->n_layers = k.model->cfg.n_layers;
     }
     int per = requests_at_once(b), n_minis = (b->a->batch + per - 1) / per;
     b->machine = (struct hybrid_machine){.project = b->costs.project,
@@ -418,8 +375,7 @@ static int select_arms(struct bench *b, struct err *err)
     for (int i = 0; i < l->n; i++) {
         int arm = find_arm(l->items[i]);
         if (arm < 0)
-            return err_set(err, ERR_USAGE,
-                           "arms: '%s' is none of kv, act, tokens, half, in order, hybrid",
+            return err_set(err, ERR_USAGE, "arms: '%s' is none of kv, act, half, hybrid",
                            l->items[i]);
         b->is_asked[arm] = true;
     }
@@ -443,8 +399,7 @@ static double traffic(const struct bench *b)
 static int overtaken_by(const struct bench *b, enum arm a)
 {
     for (int k = KV; k < N_ARMS; k++)
-        if (k != TOKENS && b->is_asked[k] &&
-            b->rows[k].predicted_s > 1.03 * b->rows[a].predicted_s &&
+        if (b->is_asked[k] && b->rows[k].predicted_s > 1.03 * b->rows[a].predicted_s &&
             b->rows[k].step_s < b->rows[a].step_s)
             return k;
     return -1;
@@ -473,8 +428,7 @@ static int check(const struct bench *b, struct err *err)
                            (unsigned long long)r->policy_bytes);
     }
     for (int i = KV; i < N_ARMS; i++)
-        if (i != TOKENS && b->is_asked[i] &&
-            b->rows[i].n_minibatches != b->machine.n_minibatches)
+        if (b->is_asked[i] && b->rows[i].n_minibatches != b->machine.n_minibatches)
             return err_set(err, ERR_MISMATCH, "%s: %d mini-batches, the policy says %d",
                            arm_names[i], b->rows[i].n_minibatches,
                            b->machine.n_minibatches);
@@ -492,14 +446,12 @@ static int check(const struct bench *b, struct err *err)
         return err_set(err, ERR_LIMIT, "%.2f times as fast as kv, not 1.22", over(b, KV));
     if (has_goal && b->is_asked[ACT] && over(b, ACT) < 1.2)
         return err_set(err, ERR_LIMIT, "%.2f times as fast as act, not 1.2", over(b, ACT));
-    /* Attention also bounds a pass over rows that are computed again. The model leaves attention
-     * out, so that arm is not checked. */
     for (int i = KV; i < N_ARMS; i++)
-        if (i != TOKENS && b->is_asked[i] && fabs(miss(&b->rows[i])) > 0.1)
+        if (b->is_asked[i] && fabs(miss(&b->rows[i])) > 0.1)
             return err_set(err, ERR_LIMIT, "%s: %.0f %% off the model", arm_names[i],
                            100 * miss(&b->rows[i]));
     for (int i = KV; i < N_ARMS; i++) {
-        int slower = i == TOKENS || !b->is_asked[i] ? -1 : overtaken_by(b, i);
+        int slower = !b->is_asked[i] ? -1 : overtaken_by(b, i);
         if (slower >= 0)
             return err_set(err, ERR_LIMIT, "%s was faster than %s, against the model",
                            arm_names[slower], arm_names[i]);

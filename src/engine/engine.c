@@ -83,18 +83,10 @@ static int reserve_restoring(struct engine *e, struct err *err)
 _Static_assert((int)GUESS_MOST <= DELTA_AHEAD,
                "recurrent layers keep the inputs of guesses");
 
-/* Returns how many rows of TOKENS blocks a step may compute again beside its own rows. */
-static int rows_again(const struct engine_opts *o)
-{
-    int context = o->model->max_ctx / KV_BLOCK_TOKENS + 1;
-    bool has_tokens = o->mixed != NULL && o->mixed->n[PLACES_TOKENS] > 0;
-    return has_tokens ? o->max_seqs * context * KV_BLOCK_TOKENS : 0;
-}
-
 static struct zigzag_opts zigzag_opts_of(const struct engine_opts *o)
 {
     return (struct zigzag_opts){.model = o->model,
-                                .max_rows = o->step_rows + rows_again(o),
+                                .max_rows = o->step_rows,
                                 .piece_rows = o->piece_rows,
                                 .max_seqs = o->max_seqs,
                                 .by_sequence = o->mixed != NULL};
@@ -114,12 +106,6 @@ static int reserve_mixed(struct engine *e, struct err *err)
     e->o.max_kv_tokens = n * KV_BLOCK_TOKENS;
     return mixed_init(&e->mixed, o, e->o.model, e->shared.work, e->shared.stream,
                       &e->zigzag, e->o.max_seqs, err);
-}
-
-static int most_rows(const struct engine_opts *o)
-{
-    int n = o->step_rows + rows_again(o);
-    return n > o->max_batch_rows ? n : o->max_batch_rows;
 }
 
 int engine_create(const struct engine_opts *o, struct engine **out, struct err *err)
@@ -148,8 +134,8 @@ int engine_create(const struct engine_opts *o, struct engine **out, struct err *
                                .no_limit_beside = o->step_rows > e->o.piece_rows,
                                .age_ns = o->age_ns > 0 ? o->age_ns : 1000000000};
     schedule_init(&e->schedule, &so, &e->shared, &e->restores);
-    step_batch_init(&e->batch, &e->shared, &e->next, &e->zigzag, &e->mixed, most_rows(o),
-                    o->max_seqs);
+    step_batch_init(&e->batch, &e->shared, &e->next, &e->zigzag, &e->mixed,
+                    MAX(o->step_rows, o->max_batch_rows), o->max_seqs);
     const struct zigzag_opts zo = zigzag_opts_of(&e->o);
     int rc = stream_create(o->model->dev, STREAM_COMPUTE, &e->shared.stream, err);
     if (rc == 0)

@@ -37,13 +37,13 @@ struct minibatch_room {
 };
 
 enum minibatch_method {
-    /* The paper's method: takes requests in their order; each joins the first mini-batch that has
-     * room and whose F_b does not grow. */
-    MINIBATCH_PAPER,
     /* Forms as few mini-batches as possible, of equal size. The largest request opens a mini-batch.
      * Of the requests that fit its share of the blocks, the one that leaves the least imbalance
      * joins. The imbalance counts the transfer of ACT blocks too, which F_b leaves out. */
     MINIBATCH_BALANCED,
+    /* The paper's method: takes requests in their order; each joins the first mini-batch that has
+     * room and whose F_b does not grow. */
+    MINIBATCH_PAPER,
 };
 
 /* Returns the paper's F_b = max(balance, 1 / balance), at least 1; infinite if one side has no

@@ -171,16 +171,12 @@ void mixed_deinit(struct mixed *x)
 static const int *order_by_ratio(void *arg, const struct kv_table *t)
 {
     static const int act_first[] = {PLACES_ACT_DEVICE, PLACES_ACT_HOST, PLACES_KV_DEVICE,
-                                    PLACES_KV_HOST, PLACES_TOKENS};
+                                    PLACES_KV_HOST};
     static const int kv_first[] = {PLACES_KV_DEVICE, PLACES_KV_HOST, PLACES_ACT_DEVICE,
-                                   PLACES_ACT_HOST, PLACES_TOKENS};
-    static const int tokens_first[] = {PLACES_TOKENS, PLACES_KV_DEVICE, PLACES_KV_HOST,
-                                       PLACES_ACT_DEVICE, PLACES_ACT_HOST};
+                                   PLACES_ACT_HOST};
     const struct mixed *x = arg;
     double act_share = x->o.act_share, kv_share = x->o.kv_share;
     int n_act = 0;
-    if (t->n_blocks < x->o.token_blocks)
-        return tokens_first;
     for (int i = 0; i < t->n_blocks; i++)
         n_act += is_act(places_class_of(&x->places, t->blocks[i]));
     if (x->share != NULL && t->tail > 0) {
@@ -234,23 +230,13 @@ static int32_t written_place(const struct mixed *x, const struct seq *s, int blo
     return -1;
 }
 
-/* Returns the number of blocks up to the last TOKENS block before the step's rows. */
-static int blocks_again(const struct mixed *x, const struct seq *s)
-{
-    int n = x->o.n[PLACES_TOKENS] > 0 ? first_block(s) : 0;
-    while (n > 0 && class_at(x, s, n - 1) != PLACES_TOKENS)
-        n--;
-    return n;
-}
-
 /* Returns how many scratch blocks a sequence needs: for ACT and host KV blocks that it reads,
  * and for blocks that it writes. */
 static int count_scratch(const struct mixed *x, const struct seq *s,
                          struct minibatch_request *r)
 {
-    int again = blocks_again(x, s);
-    *r = (struct minibatch_request){.n_written = again};
-    for (int i = again; i < first_block(s); i++) {
+    *r = (struct minibatch_request){0};
+    for (int i = 0; i < first_block(s); i++) {
         enum places_class c = class_at(x, s, i);
         r->n_act += is_act(c);
         r->n_kv += c == PLACES_KV_HOST;
@@ -265,10 +251,8 @@ static void form(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
     struct hybrid_machine m = x->o.machine;
-    for (int i = 0; i < b->n_seqs; i++) {
+    for (int i = 0; i < b->n_seqs; i++)
         (void)count_scratch(x, b->seqs[i], &x->requests[i]);
-        x->of[i] = 0;
-    }
     /* ACT and KV blocks share the scratch blocks. ACT blocks are staged first. */
     const struct minibatch_room room = {.n_act = po->n_staging, .n_blocks = po->n_scratch};
     if (m.kv_bytes == 0) {
@@ -277,10 +261,7 @@ static void form(struct mixed *x, const struct step_batch *b)
         m.link.b_s = 1 / m.kv_bytes;
         m.project.b_s = 1;
     }
-    if (x->o.packing != MIXED_IN_ORDER)
-        minibatch_form(&m, &room, x->requests, b->n_seqs,
-                       x->o.packing == MIXED_PAPER ? MINIBATCH_PAPER : MINIBATCH_BALANCED,
-                       x->of, x->bins);
+    minibatch_form(&m, &room, x->requests, b->n_seqs, x->o.packing, x->of, x->bins);
 }
 
 /* Adds the batch's sequences anew, mini-batch by mini-batch. */
@@ -304,12 +285,8 @@ static void reorder(struct mixed *x, struct step_batch *b)
             bins[j - 1] = t;
         }
     step_batch_clear(b);
-    for (int i = 0; i < n; i++) {
-        int again = blocks_again(x, x->order[i]) * KV_BLOCK_TOKENS;
-        step_batch_add_again(b, x->order[i], again);
+    for (int i = 0; i < n; i++)
         step_batch_add(b, x->order[i], x->order_rows[i]);
-        x->stats.n_again += (uint64_t)again;
-    }
 }
 
 /* Cuts a mini-batch that the policy has formed into smaller ones if its written blocks or rows do
@@ -317,24 +294,23 @@ static void reorder(struct mixed *x, struct step_batch *b)
 static void cut_minis(struct mixed *x, const struct step_batch *b)
 {
     const struct places_opts *po = &x->places.o;
-    /* end: number of the batch's rows before s. */
-    int scratch = 0, n_act = 0, rows = 0, end = 0;
+    int scratch = 0, n_act = 0, rows = 0;
     x->n_minis = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];
         struct minibatch_request r;
-        int n = count_scratch(x, s, &r), n_rows = s->row + s->n_rows - end;
+        int n = count_scratch(x, s, &r);
         bool is_new = i == 0 || x->of[i] != x->of[i - 1] || scratch + n > po->n_scratch ||
                       n_act + (int)r.n_act > po->n_staging ||
-                      rows + n_rows > x->zigzag->piece_rows;
+                      rows + s->n_rows > x->zigzag->piece_rows;
         if (is_new) {
-            x->minis[x->n_minis++] = (struct mixed_mini){.first_seq = i, .first_row = end};
+            x->minis[x->n_minis++] = (struct mixed_mini){.first_seq = i,
+                                                         .first_row = s->row};
             scratch = n_act = rows = 0;
         }
         scratch += n;
         n_act += (int)r.n_act;
-        rows += n_rows;
-        end += n_rows;
+        rows += s->n_rows;
         CHECK(scratch <= po->n_scratch && n_act <= po->n_staging);
         x->minis[x->n_minis - 1].end_seq = i + 1;
     }
@@ -349,7 +325,7 @@ static void lay_out_read(struct mixed *x, struct mixed_mini *m, bool acts)
     for (int i = m->first_seq; i < m->end_seq; i++) {
         const struct seq *s = x->batch->seqs[i];
         struct mixed_seq *q = &x->seqs[i];
-        for (int k = q->again; k < q->first; k++) {
+        for (int k = 0; k < q->first; k++) {
             enum places_class c = class_at(x, s, k);
             if (c == PLACES_KV_DEVICE)
                 q->where[k] = places_device(&x->places, s->table.blocks[k]);
@@ -365,8 +341,6 @@ static void lay_out_written(struct mixed *x, struct mixed_mini *m)
 {
     for (int i = m->first_seq; i < m->end_seq; i++) {
         struct mixed_seq *q = &x->seqs[i];
-        for (int k = 0; k < q->again; k++)
-            q->where[k] = -1 - m->n_scratch++;
         for (int k = q->first; k < q->n_blocks; k++) {
             int32_t place = written_place(x, x->batch->seqs[i], k);
             q->where[k] = place >= 0 ? place : -1 - m->n_scratch++;
@@ -391,14 +365,11 @@ void mixed_arrange(struct mixed *x, struct step_batch *b)
     form(x, b);
     reorder(x, b);
     cut_minis(x, b);
-    for (int i = 0, part = 0; i < b->n_seqs; i++) {
+    for (int i = 0; i < b->n_seqs; i++) {
         const struct seq *s = b->seqs[i];
         x->seqs[i].first = first_block(s);
-        x->seqs[i].again = blocks_again(x, s);
         x->seqs[i].n_blocks = n_blocks_seen(s);
-        if (x->seqs[i].again > 0)
-            b->tables[part++] = x->seqs[i].number;
-        b->tables[part++] = x->seqs[i].number;
+        b->tables[i] = x->seqs[i].number;
     }
     zigzag_clear(x->zigzag);
     for (int k = 0; k < x->n_minis; k++) {

@@ -18,10 +18,6 @@
  *   another unfinished block   lies in the sequence's tail (places.h); its 64th row finishes it
  *   a finished KV block        goes to the host
  *   the rows of an ACT block   go to its place: the layer's input, unchanged
- *   a TOKENS block             goes nowhere
- *
- * A TOKENS block has no memory. In each step a sequence's rows up to its last TOKENS block pass
- * the layers again, in front of its new rows. Their K and V lie in scratch blocks meanwhile.
  *
  * Invariants:
  *  1. A block outside the present mini-batch's rows was stored in an earlier step, so a load never
@@ -40,13 +36,6 @@
 
 struct step_batch;
 
-/* Selects the mini-batch that a sequence joins. */
-enum mixed_packing {
-    MIXED_BALANCED, /* uses minibatch_form with MINIBATCH_BALANCED */
-    MIXED_PAPER,    /* uses minibatch_form with MINIBATCH_PAPER */
-    MIXED_IN_ORDER, /* mini-batches in the order of the batch, for comparison */
-};
-
 /* Maximum number of blocks of all classes together: their tokens are counted in 31 bits. */
 enum { MIXED_MAX_BLOCKS = INT32_MAX / KV_BLOCK_TOKENS };
 
@@ -59,11 +48,10 @@ struct mixed_opts {
      * number of sequences, each sequence has the ratio that hybrid_share_requests gives to its
      * place. */
     struct hybrid_split split;
-    int token_blocks; /* TOKENS blocks at the start of each sequence, while any are left */
     /* Blocks of each of the two buffers, at least one context's. 0: as many as needed, at most
      * 64 MiB. */
     int buffer_blocks;
-    enum mixed_packing packing;
+    enum minibatch_method packing;
     /* Costs by which mini-batches are formed. All 0: mini-batches are formed by their numbers of
      * blocks. */
     struct hybrid_machine machine;
@@ -83,7 +71,6 @@ struct mixed_stats {
     /* Bytes that went to the host over the link: finished KV blocks and rows of ACT blocks. */
     uint64_t down_bytes;
     uint64_t n_projected; /* projected ACT blocks, counted once per layer */
-    uint64_t n_again;     /* rows of TOKENS blocks that were computed again */
 };
 
 /* A sequence of the present step. */
@@ -96,7 +83,6 @@ struct mixed_seq {
     int n_blocks; /* number of blocks that the sequence's rows attend to */
     /* Index of the block of the first new row; the blocks before it are only read. */
     int first;
-    int again; /* blocks [0, again) are computed again: up to the last TOKENS block */
 };
 
 /* An ACT block. A mini-batch projects its i-th ACT block into its i-th scratch block. */

@@ -29,7 +29,7 @@ int mixed_load(struct mixed *x, const struct mixed_mini *m, int layer, int buffe
     for (int i = m->first_seq; i < m->end_seq; i++) {
         const struct seq *s = x->batch->seqs[i];
         const struct mixed_seq *q = &x->seqs[i];
-        for (int k = q->again; k < q->first; k++) {
+        for (int k = 0; k < q->first; k++) {
             int32_t block = s->table.blocks[k];
             enum places_class c = places_class_of(p, block);
             if (c == PLACES_KV_HOST) {

@@ -185,7 +185,7 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
         .kv_share = (double)n_kv(s),
         .split = j->method == MIXED_AUTO ? *s : (struct hybrid_split){0},
         .buffer_blocks = 1, /* raised to the blocks of one context */
-        .packing = j->method == MIXED_PRINTED ? MIXED_PAPER : MIXED_BALANCED,
+        .packing = j->method == MIXED_PRINTED ? MINIBATCH_PAPER : MINIBATCH_BALANCED,
         .machine = r.machine};
     explain(c, s, out);
     return 0;

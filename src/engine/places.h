@@ -5,7 +5,7 @@
  * device are used where they lie; all others are brought into a scratch block in each layer of
  * each step.
  *
- *   numbers   [KV, device][ACT, device][KV, host][ACT, host][TOKENS]
+ *   numbers   [KV, device][ACT, device][KV, host][ACT, host]
  *   device    layer 0 [KV blocks][tails]  layer 1 [KV blocks][tails]  ..  [scratch 0][scratch 1]
  *             layer 0 [ACT blocks]  layer 1 ..  [staging 0][staging 1]
  *   host      [KV block: all layers] ..  [ACT block: all layers] ..
@@ -30,7 +30,6 @@ enum places_class {
     PLACES_ACT_DEVICE,
     PLACES_KV_HOST,
     PLACES_ACT_HOST,
-    PLACES_TOKENS, /* a TOKENS block has no memory and is computed again from its tokens */
     PLACES_CLASSES
 };
 

@@ -49,7 +49,7 @@ void flight_cut(const struct step_batch *b, int begin, int end, struct flight *f
     f->first_row = begin;
     f->n_parts = 0;
     f->seq_row[0] = 0;
-    for (int k = 0; k < b->n_parts; k++) {
+    for (int k = 0; k < b->n_seqs; k++) {
         const struct save_part *all = &b->parts[k];
         int from = MAX(all->row, begin);
         int to = MIN(all->row + all->n_rows, end);
@@ -337,11 +337,11 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
     b->seqs = xcalloc(seqs, sizeof *b->seqs);
     b->ids = xcalloc(rows, sizeof *b->ids);
     b->pos = xcalloc(rows, sizeof *b->pos);
-    b->tables = xcalloc(2 * seqs, sizeof *b->tables);
-    b->states = xcalloc(2 * seqs, sizeof *b->states);
-    b->ahead = xcalloc(2 * seqs, sizeof *b->ahead);
-    b->parts = xcalloc(2 * seqs, sizeof *b->parts);
-    flight_init(&b->flight, 2 * max_seqs);
+    b->tables = xcalloc(seqs, sizeof *b->tables);
+    b->states = xcalloc(seqs, sizeof *b->states);
+    b->ahead = xcalloc(seqs, sizeof *b->ahead);
+    b->parts = xcalloc(seqs, sizeof *b->parts);
+    flight_init(&b->flight, max_seqs);
     b->again = xcalloc(seqs, sizeof *b->again);
 }
 
@@ -360,39 +360,25 @@ void step_batch_deinit(struct step_batch *b)
 
 void step_batch_clear(struct step_batch *b)
 {
-    b->n_seqs = b->n_parts = b->n_rows = 0;
-}
-
-/* Adds rows of s at positions [position, position + n_rows); their tokens begin at first_token. The
- * last `ahead` of them are guesses. */
-static void add_part(struct step_batch *b, struct seq *s, struct save_seq *save,
-                     int first_token, int position, int n_rows, int ahead)
-{
-    for (int i = 0; i < n_rows; i++) {
-        b->ids[b->n_rows + i] = s->tokens[first_token + i];
-        b->pos[b->n_rows + i] = position + i;
-    }
-    b->tables[b->n_parts] = s->table.blocks;
-    b->states[b->n_parts] = kv_table_state(&s->table);
-    b->ahead[b->n_parts] = ahead;
-    b->parts[b->n_parts] = (struct save_part){save, first_token, b->n_rows, n_rows};
-    b->n_parts++;
-    b->n_rows += n_rows;
-}
-
-void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows)
-{
-    if (n_rows > 0)
-        add_part(b, s, NULL, 0, 0, n_rows, 0);
+    b->n_seqs = b->n_rows = 0;
 }
 
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows)
 {
+    int k = b->n_seqs++, first_token = seq_at(s);
     s->row = b->n_rows;
     s->n_rows = n_rows;
     memcpy(s->tokens + s->n_tokens, s->guess.ids, (size_t)s->guess.n * sizeof *s->tokens);
-    b->seqs[b->n_seqs++] = s;
-    add_part(b, s, s->save, seq_at(s), s->n_done, n_rows, s->guess.n);
+    for (int i = 0; i < n_rows; i++) {
+        b->ids[b->n_rows + i] = s->tokens[first_token + i];
+        b->pos[b->n_rows + i] = s->n_done + i;
+    }
+    b->seqs[k] = s;
+    b->tables[k] = s->table.blocks;
+    b->states[k] = kv_table_state(&s->table);
+    b->ahead[k] = s->guess.n;
+    b->parts[k] = (struct save_part){s->save, first_token, b->n_rows, n_rows};
+    b->n_rows += n_rows;
 }
 
 /* --- forward ---------------------------------------------------------------------------------- */

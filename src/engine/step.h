@@ -134,15 +134,12 @@ struct step_batch {
     struct zigzag *zigzag;
     struct mixed *mixed;
     int n_seqs, n_rows;
-    /* Number of parts: one per sequence, and one more for a sequence some of whose rows are
-     * computed again. That part precedes the sequence's own. */
-    int n_parts;
     /* All arrays are reserved at creation. */
     struct seq **seqs;
     int32_t *ids, *pos, *states;
-    int32_t *ahead; /* guesses among the rows of each part */
+    int32_t *ahead; /* guesses among the rows of each sequence */
     const int32_t **tables;
-    struct save_part *parts;  /* [n_parts] the batch as the saver sees it */
+    struct save_part *parts;  /* [n_seqs] the batch as the saver sees it */
     struct flight flight;     /* one piece of the batch */
     const struct flight *now; /* the piece that is being queued */
     struct seq **again; /* sequences of a batch that is computed again, one at a time */
@@ -156,9 +153,6 @@ void step_batch_init(struct step_batch *b, struct seq_shared *sh, struct next_to
 void step_batch_deinit(struct step_batch *b);
 
 void step_batch_clear(struct step_batch *b);
-/* Adds rows [0, n_rows) of s before its new rows, because their K and V were not kept. Does nothing
- * if n_rows is 0. */
-void step_batch_add_again(struct step_batch *b, struct seq *s, int n_rows);
 /* Adds the next n_rows rows of s. The last guess.n of them are guesses. */
 void step_batch_add(struct step_batch *b, struct seq *s, int n_rows);
 /* Runs one forward pass. Its sequences advance, or fail. A returned error concerns all

@@ -50,7 +50,7 @@ int zigzag_init(struct zigzag *z, const struct zigzag_opts *o, struct err *err)
                     (o->by_sequence ? o->max_seqs : 0);
     z->pieces = xcalloc((size_t)z->cap_pieces, sizeof *z->pieces);
     for (int i = 0; i < z->cap_pieces; i++)
-        flight_init(&z->pieces[i], 2 * o->max_seqs);
+        flight_init(&z->pieces[i], o->max_seqs);
     return 0;
 }
 

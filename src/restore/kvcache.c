@@ -369,7 +369,7 @@ static int copy_state(const struct kv_pool *p, struct stream *s, int to, int fro
 
 static const int *order_of(const struct kv_pool *p, const struct kv_table *t)
 {
-    static const int in_order[KV_POOL_CLASSES] = {0, 1, 2, 3, 4};
+    static const int in_order[KV_POOL_CLASSES] = {0, 1, 2, 3};
     return p->numbers.order != NULL ? p->numbers.order(p->numbers.arg, t) : in_order;
 }
 

@@ -36,7 +36,7 @@
 struct kv_pool;
 struct kv_table;
 
-enum { KV_POOL_CLASSES = 5 };
+enum { KV_POOL_CLASSES = 4 };
 
 /* For a pool of numbers: another module owns the blocks' memory (places.h). Class c has n[c]
  * numbers, behind the numbers of the classes before it. */

@@ -7,9 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/unit.h"
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "hcache.h"
@@ -48,6 +50,25 @@ static void make_prompt(int32_t *p, int n)
 {
     for (int i = 0; i < n; i++)
         p[i] = 3 + i * 37 % 450;
+}
+
+/* --- the end of the process ------------------------------------------------------------------- */
+
+static void host_ends(void *arg, const char *why)
+{
+    _exit(strstr(why, "x does not hold") != NULL ? *(const int *)arg : 1);
+}
+
+TEST(test_the_host_may_end_the_process_itself)
+{
+    int status = 0, as_host = 7;
+    pid_t child = fork();
+    if (child == 0) {
+        hcache_on_end(host_ends, &as_host);
+        check_failed("FILE", 3, "x");
+    }
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == as_host);
 }
 
 /* --- errors ----------------------------------------------------------------------------------- */

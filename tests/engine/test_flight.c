@@ -43,7 +43,6 @@ TEST(every_row_is_in_one_piece)
         }
     }
     struct step_batch b = {.n_seqs = N_SEQS,
-                           .n_parts = N_SEQS,
                            .n_rows = N_ROWS,
                            .pos = pos,
                            .tables = tables,

@@ -207,39 +207,13 @@ TEST(bytes_for_weights_come_in_parts)
     job_close(&j, N_SEQS);
 }
 
-/* The first two blocks of each context are kept as tokens only, although there is room for more. A
- * step computes their rows again and loads only the other blocks. */
-TEST(tokens_are_computed_again)
-{
-    struct job j;
-    struct mixed_opts mo = {.n = {[PLACES_KV_HOST] = 12, [PLACES_TOKENS] = 12},
-                            .kv_share = 1,
-                            .token_blocks = 2};
-    job_open(&j, &mo, N_PROMPT, N_SEQS, 4, false);
-    while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
-        step(&j);
-    struct mixed_stats before = stats_of(&j), after;
-    step(&j);
-    after = stats_of(&j);
-    for (int i = 0; i < N_SEQS; i++) {
-        const struct kv_table *t = seq_table(j.s[i]);
-        for (int b = 0; b < t->n_blocks; b++)
-            assert_int_equal(places_class_of(&j.k.engine->mixed.places, t->blocks[b]),
-                             b < 2 ? PLACES_TOKENS : PLACES_KV_HOST);
-    }
-    assert_int_equal(after.n_again - before.n_again, N_SEQS * 2 * 64);
-    assert_int_equal(after.up_bytes - before.up_bytes,
-                     N_LAYERS * N_SEQS * j.k.engine->mixed.places.kv_bytes);
-    job_close(&j, N_SEQS);
-}
-
 /* Equation 11 of the paper: while blocks of both types are left, no sequence is more than one block
  * off the ratio. */
 TEST(sequences_have_the_ratio)
 {
     struct job j;
     struct mixed_opts mo = {
-        .n = {0, 0, 16, 16}, .act_share = 1, .kv_share = 2, .packing = MIXED_PAPER};
+        .n = {0, 0, 16, 16}, .act_share = 1, .kv_share = 2, .packing = MINIBATCH_PAPER};
     job_open(&j, &mo, N_PROMPT + 2 * 64, N_SEQS, 4, false);
     while (seq_outcome(j.s[N_SEQS - 1])->r.n_tokens == 0)
         step(&j);
@@ -261,9 +235,9 @@ TEST(sequences_have_the_ratio)
 static const int *by_request(void *arg, const struct kv_table *t)
 {
     static const int kv[] = {PLACES_KV_HOST, PLACES_ACT_HOST, PLACES_KV_DEVICE,
-                             PLACES_ACT_DEVICE, PLACES_TOKENS};
+                             PLACES_ACT_DEVICE};
     static const int act[] = {PLACES_ACT_HOST, PLACES_KV_HOST, PLACES_KV_DEVICE,
-                              PLACES_ACT_DEVICE, PLACES_TOKENS};
+                              PLACES_ACT_DEVICE};
     const struct job *j = arg;
     return t == seq_table(j->s[0]) || t == seq_table(j->s[1]) ? kv : act;
 }
@@ -278,13 +252,12 @@ TEST(mini_batches_are_those_of_the_policy)
 {
     static const int full_blocks[N_SEQS] = {2, 4, 4, 2};
     static const struct {
-        enum mixed_packing packing;
+        enum minibatch_method packing;
         int second; /* index of the request with which the second mini-batch begins */
         int order[N_SEQS];
     } cases[] = {
-        {MIXED_BALANCED, 2, {1, 3, 0, 2}},
-        {MIXED_PAPER, 3, {0, 1, 3, 2}},
-        {MIXED_IN_ORDER, 2, {0, 1, 2, 3}},
+        {MINIBATCH_BALANCED, 2, {1, 3, 0, 2}},
+        {MINIBATCH_PAPER, 3, {0, 1, 3, 2}},
     };
     for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++) {
         struct job j = {0};

@@ -168,7 +168,7 @@ TEST(paper_is_as_printed)
     assert_int_equal(c.split.kv_device, 0);
     assert_int_equal(c.split.act_host, (int64_t)s.act_host);
     assert_int_equal(c.split.kv_host, (int64_t)s.kv_host);
-    assert_int_equal(c.opts.packing, MIXED_PAPER);
+    assert_int_equal(c.opts.packing, MINIBATCH_PAPER);
 }
 
 TEST(too_little_memory_is_refused)

@@ -172,10 +172,11 @@ TEST(requests_join_minibatches_as_before)
         for (int i = 0; i < n; i++)
             q[i] = (struct minibatch_request){whole(&r, 0, 30), whole(&r, 0, 30),
                                               whole(&r, 0, 2)};
-        for (int method = MINIBATCH_PAPER; method <= MINIBATCH_BALANCED; method++) {
-            int k = minibatch_form(&m, &room, q, n, (enum minibatch_method)method, of,
+        for (int m_idx = 0; m_idx < 2; m_idx++) {
+            int k = minibatch_form(&m, &room, q, n,
+                                   m_idx == 0 ? MINIBATCH_PAPER : MINIBATCH_BALANCED, of,
                                    bins);
-            textbuf_addf(&b, "%d%c:", t, "pb"[method]);
+            textbuf_addf(&b, "%d%c:", t, "pb"[m_idx]);
             for (int i = 0; i < n; i++)
                 textbuf_addf(&b, " %d", of[i]);
             for (int i = 0; i < k; i++)

@@ -10,8 +10,35 @@
 
 struct lab ref, cpu;
 
+enum { MOST_KERNELS = 8 };
+static const struct quant_kernels *all_bf16r[MOST_KERNELS], *all_q4[MOST_KERNELS];
+
+/* Sets `to` to the list of all kernels, with those for AMX over stand-ins for its instructions. */
+static void list_all(const struct quant_kernels *to[MOST_KERNELS],
+                     const struct quant_kernels *const *all,
+                     const struct quant_kernels *standin)
+{
+    int n = 0;
+    for (; all[n] != NULL; n++)
+        to[n] = all[n];
+    to[n] = standin;
+    assert_true(n < MOST_KERNELS - 1);
+}
+
 int quant_setup(void **state)
 {
+#if defined(__x86_64__)
+    extern const struct quant_kernels bf16r_kernels_standin, q4_kernels_standin;
+    static struct quant_kernels bf16r, q4;
+    bf16r = bf16r_kernels_standin;
+    q4 = q4_kernels_standin;
+    bf16r.name = q4.name = "amx by stand-ins";
+    list_all(all_bf16r, bf16r_all_kernels, &bf16r);
+    list_all(all_q4, q4_all_kernels, &q4);
+#else
+    list_all(all_bf16r, bf16r_all_kernels, NULL);
+    list_all(all_q4, q4_all_kernels, NULL);
+#endif
     ref = lab_ref();
     cpu = lab_cpu("portable", 2); /* each test names the kernels that it uses */
     return 0;
@@ -26,7 +53,7 @@ int quant_teardown(void **state)
 
 const struct quant_kernels *const *quant_all(enum dtype t)
 {
-    return t == DTYPE_BF16R ? bf16r_all_kernels : q4_all_kernels;
+    return t == DTYPE_BF16R ? all_bf16r : all_q4;
 }
 
 void quant_check_product(enum dtype t, struct mat a, int64_t n, const void *rows,

@@ -13,7 +13,8 @@ extern struct lab ref, cpu;
 int quant_setup(void **state);
 int quant_teardown(void **state);
 
-/* Returns all kernels of a type; the array ends with NULL. */
+/* Returns all kernels of a type; the array ends with NULL. Those for AMX occur twice: with its
+ * instructions, and with stand-ins for these (standin_amx.h), which other CPUs run, too. */
 const struct quant_kernels *const *quant_all(enum dtype t);
 #define EACH_KERNELS(t, i)                                                                 \
     for (int i = 0; quant_all(t)[i] != NULL; i++)                                          \

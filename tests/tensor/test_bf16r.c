@@ -103,8 +103,8 @@ TEST(test_no_numbers)
     EACH_KERNELS(DTYPE_BF16R, i)
     {
         const float *y = c.data;
-        assert_int_equal(quant_matmul_by(bf16r_all_kernels[i], cpu.stream, c, a, &w, NULL),
-                         0);
+        assert_int_equal(
+            quant_matmul_by(quant_all(DTYPE_BF16R)[i], cpu.stream, c, a, &w, NULL), 0);
         assert_true(isnan(y[0]) && !isfinite(y[N + 1]) && isfinite(y[2 * N]));
     }
     weight_free(&cpu, &w);

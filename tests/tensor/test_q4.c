@@ -75,7 +75,7 @@ TEST(test_extremes)
         EACH_KERNELS(t, i)
         {
             const float *y = c.data;
-            assert_int_equal(quant_matmul_by(q4_all_kernels[i], cpu.stream, c, a, &w, NULL),
+            assert_int_equal(quant_matmul_by(quant_all(t)[i], cpu.stream, c, a, &w, NULL),
                              0);
             assert_true(y[1 * N + 5] == 0 && y[2 * N + 5] == 0 && y[3 * N + 5] != 0);
             assert_true(isnan(y[5 * N + 9]) && isnan(y[6 * N + 1]) && !isnan(y[7 * N]));
