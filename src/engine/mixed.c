@@ -123,8 +123,7 @@ int mixed_init(struct mixed *x, const struct mixed_opts *o, const struct model *
     x->requests = xcalloc(n, sizeof *x->requests);
     x->bins = xcalloc(n, sizeof *x->bins);
     x->of = xcalloc(n, sizeof *x->of);
-    x->order = xcalloc(n, sizeof(struct seq *));
-    x->order_rows = xcalloc(n, sizeof *x->order_rows);
+    x->order = xcalloc(n, sizeof *x->order);
     for (size_t i = 0; i < n; i++) {
         x->seqs[i].where = x->numbers + 2 * i * per_seq;
         x->seqs[i].number = x->seqs[i].where + per_seq;
@@ -160,8 +159,7 @@ void mixed_deinit(struct mixed *x)
     free(x->requests);
     free(x->bins);
     free(x->of);
-    free((void *)x->order);
-    free(x->order_rows);
+    free(x->order);
     *x = (struct mixed){0};
 }
 
@@ -268,25 +266,13 @@ static void form(struct mixed *x, const struct step_batch *b)
 static void reorder(struct mixed *x, struct step_batch *b)
 {
     int n = b->n_seqs, k = 0;
-    for (int bin = 0; k < n; bin++) {
-        for (int i = 0; i < n; i++) {
-            if (x->of[i] != bin)
-                continue;
-            x->order[k] = b->seqs[i];
-            x->order_rows[k++] = b->seqs[i]->n_rows;
-        }
-    }
-    int *bins = x->of;
-    /* sorted: the sequences now stand in the order of their mini-batches */
-    for (int i = 1; i < n; i++)
-        for (int j = i; j > 0 && bins[j] < bins[j - 1]; j--) {
-            int t = bins[j];
-            bins[j] = bins[j - 1];
-            bins[j - 1] = t;
-        }
+    for (int bin = 0; k < n; bin++)
+        for (int i = 0; i < n; i++)
+            if (x->of[i] == bin)
+                x->order[k++] = (struct mixed_order){b->seqs[i], b->seqs[i]->n_rows, bin};
     step_batch_clear(b);
     for (int i = 0; i < n; i++)
-        step_batch_add(b, x->order[i], x->order_rows[i]);
+        step_batch_add(b, x->order[i].s, x->order[i].n_rows);
 }
 
 /* Cuts a mini-batch that the policy has formed into smaller ones if its written blocks or rows do
@@ -300,8 +286,8 @@ static void cut_minis(struct mixed *x, const struct step_batch *b)
         const struct seq *s = b->seqs[i];
         struct minibatch_request r;
         int n = count_scratch(x, s, &r);
-        bool is_new = i == 0 || x->of[i] != x->of[i - 1] || scratch + n > po->n_scratch ||
-                      n_act + (int)r.n_act > po->n_staging ||
+        bool is_new = i == 0 || x->order[i].bin != x->order[i - 1].bin ||
+                      scratch + n > po->n_scratch || n_act + (int)r.n_act > po->n_staging ||
                       rows + s->n_rows > x->zigzag->piece_rows;
         if (is_new) {
             x->minis[x->n_minis++] = (struct mixed_mini){.first_seq = i,

@@ -87,8 +87,8 @@ struct mixed_seq {
 
 /* An ACT block. A mini-batch projects its i-th ACT block into its i-th scratch block. */
 struct mixed_act {
-    /* seq: index of the sequence in the batch; block: index in the sequence's table. */
-    int seq, block;
+    int seq;   /* index of the sequence in the batch */
+    int block; /* index in the sequence's table */
 };
 
 struct mixed_mini {
@@ -134,9 +134,12 @@ struct mixed {
     /* Scratch for forming mini-batches: [max_seqs] */
     struct minibatch_request *requests;
     struct minibatch *bins;
-    int *of;
-    struct seq **order;
-    int *order_rows;
+    int *of; /* mini-batch of each sequence, before they are reordered */
+    struct mixed_order {
+        struct seq *s;
+        int n_rows;
+        int bin; /* the mini-batch to which s was assigned */
+    } * order;
     struct mixed_stats stats;
 };
 

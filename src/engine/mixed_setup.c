@@ -173,9 +173,8 @@ int mixed_decide(const struct mixed_job *j, const struct model *m,
     if (n_act(s) + n_kv(s) < context)
         return err_set(
             err, ERR_LIMIT,
-            "%.3f GB on the device and %.3f GB on the host hold %lld blocks; one "
-            "context has %d: give more --host-memory or --kv-tokens, or a shorter "
-            "--max-context",
+            "%.3f GB on the device and %.3f GB on the host hold %lld blocks; one context "
+            "has %d: give more --host-memory or --kv-tokens, or a shorter --max-context",
             (double)j->device_bytes / 1e9, (double)j->host_bytes / 1e9,
             (long long)(n_act(s) + n_kv(s)), context);
     out->is_on = true;

@@ -86,7 +86,7 @@ static int victim_of(const struct decision *d, int at)
     const struct sched_req *asks = &d->req[d->order[at]];
     for (int k = d->n - 1; k > at; k--) {
         int i = d->order[k];
-        if (has_place(d, i) && !d->req[i].is_pinned &&
+        if (has_place(d, i) &&
             (asks->phase != SCHED_WAITING || asks->priority < d->req[i].priority))
             return i;
     }
@@ -145,7 +145,7 @@ static bool can_fit(const struct decision *d, int at)
     int i = d->order[at], blocks = d->free_blocks, places = d->free_places;
     for (int k = d->n - 1; k > at; k--) {
         const struct sched_req *r = &d->req[d->order[k]];
-        if (!has_place(d, d->order[k]) || r->is_pinned || d->req[i].priority >= r->priority)
+        if (!has_place(d, d->order[k]) || d->req[i].priority >= r->priority)
             continue;
         blocks += r->blocks_freed;
         places++;

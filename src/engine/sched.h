@@ -55,7 +55,6 @@ struct sched_req {
     int blocks_needed;
     /* Number of blocks that its preemption frees, because no other request shares them. */
     int blocks_freed;
-    bool is_pinned; /* it must not be preempted now */
     /* its rows are computed in one step; step_rows has room for them */
     bool is_whole;
     /* WAITING: not to be admitted now, since its saved state is still on its way to the store */

@@ -268,7 +268,7 @@ static void describe_waiting(const struct schedule *c, int i, bool is_full,
     r->after = is_full ? -1 : lead_find(c->prompt, c->n_live, i, n_known);
 }
 
-/* Describes sequence i to the scheduler. is_full: no place is free. */
+/* Describes sequence i to the scheduler. is_full tells that no place is free. */
 static void describe(const struct schedule *c, int i, bool is_full, struct sched_req *r)
 {
     const struct seq *s = c->seqs[i];

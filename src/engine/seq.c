@@ -242,9 +242,11 @@ static int pin_tail(struct seq *s, int n, int *n_held)
     return found && pin_to_continue(s, &key) ? n_found : 0;
 }
 
-/* Returns whether to wait for the saver, which may be about to commit the partial chunk of n tokens
- * that the device has. The wait takes at most TAIL_WAIT_S, or as long as computing these tokens. */
-static bool awaits_tail(struct seq *s, int n)
+/* Returns whether s waits for the saver, which may be about to commit the partial chunk of n tokens
+ * that the device has. Begins the wait at the first call. The wait ends when the saver has
+ * committed all that it had by then, or after TAIL_WAIT_S or the time to compute these tokens,
+ * whichever is longer. */
+static bool must_wait_for_tail(struct seq *s, int n)
 {
     const struct seq_shared *sh = s->shared;
     double price_s = 0;
@@ -279,7 +281,7 @@ static int take_state(struct seq *s)
                                                     v->tokens + end - tail, tail);
         if (pin_to_continue(s, &key))
             break;
-        if (awaits_tail(s, tail))
+        if (must_wait_for_tail(s, tail))
             return -EAGAIN;
     }
     s->n_done = (int)end;
@@ -308,7 +310,7 @@ static int take_known(struct seq *s)
     if (config_is_hybrid(&sh->model->cfg))
         return take_state(s);
     int n_tail = saved ? pin_tail(s, n, &n_held) : 0;
-    if (n_tail < n_held && awaits_tail(s, n_held - n_tail)) {
+    if (n_tail < n_held && must_wait_for_tail(s, n_held - n_tail)) {
         release_pin(s);
         return -EAGAIN;
     }

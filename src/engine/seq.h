@@ -238,7 +238,7 @@ void seq_end_stair(struct seq *s);
 void seq_retry(struct seq *s);
 /* -> DONE. The session goes idle, so its tail is saved, too. */
 void seq_finish(struct seq *s, enum finish why);
-/* -> DONE with the error rc. message NULL: outcome.err already has the message. */
+/* -> DONE with the error rc. If message is NULL, outcome.err already has the message. */
 void seq_fail(struct seq *s, int rc, const char *message);
 void seq_fail_overflow(struct seq *s);
 

@@ -16,7 +16,7 @@
 /* Logit of a token that must not be chosen: finite, so that no sampler meets a NaN. */
 #define SHAPING_NEVER (-1e30f)
 
-/* Returns whether g ends the answer at this id. g NULL: false. */
+/* Returns whether g ends the answer at this id; false if g is NULL. */
 bool shaping_stops(const struct hcache_shaping *g, int32_t id);
 /* Returns whether the shaping may change logits at all. */
 bool shaping_changes(const struct hcache_shaping *g);

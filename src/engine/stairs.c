@@ -233,6 +233,7 @@ void stairs_take_up(struct seq *s)
 
 /* --- choosing --------------------------------------------------------------------------------- */
 
+/* The wait has no bound here: stairs_judge_saves ends one that costs more than a replay. */
 bool stairs_must_wait(const struct seq *s)
 {
     const struct saver *saver = s->shared->saver;

@@ -35,8 +35,8 @@
 void stairs_init(struct seq *s);
 void stairs_deinit(struct seq *s);
 
-/* Call when s has left its place and waits; its chain is complete. n_done: its n_done before that.
- * Sets the view anew. */
+/* Sets the view anew. Call when s has left its place and waits, and its chain is complete. n_done
+ * is the value that s->n_done had in its place. */
 void stairs_left(struct seq *s, int n_done);
 /* Returns whether s must choose its view and its saves have not settled yet. */
 bool stairs_must_wait(const struct seq *s);

@@ -1199,11 +1199,11 @@ static void read_gpt_oss(struct fields *f, struct model_config *c)
     bool in_rope = !is_null(f, "rope_parameters");
     must_have(f, "head_dim");
     must_have(f, "num_key_value_heads");
-    if (!in_rope)
-        must_have(f, "rope_theta");
     /* transformers stretches rotations 32 times if the file does not say how. */
-    if (!in_rope)
+    if (!in_rope) {
+        must_have(f, "rope_theta");
         must_have(f, "rope_scaling");
+    }
     read_llama_like(f, c);
     must_be_word(f, "hidden_act", "silu", "silu");
     must_be_real(f, "swiglu_alpha", 1.702);

@@ -110,12 +110,10 @@ char *config_state_text(const struct model_config *c)
     struct textbuf b = {0};
     textbuf_addf(
         &b,
-        "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn "
-        "%d; vocabulary %d; "
-        "block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; qk "
-        "norm %d; position %d; "
-        "theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 0; context 0; offset %d; "
-        "window %d",
+        "family %s; layers %d; width %d; heads %d; kv heads %d; head %d; ffn %d; "
+        "vocabulary %d; block %d; norm %d; eps %a; act %d; gated %d; biases %d %d %d %d; "
+        "qk norm %d; position %d; theta %a; rotated %d; scaling %d 0x0p+0 0x0p+0 0x0p+0 "
+        "0; context 0; offset %d; window %d",
         family_name(c->family), c->n_layers, c->n_embd, c->n_heads, c->n_kv_heads,
         c->d_head, c->n_ffn, c->vocab_size, (int)c->block, (int)c->norm,
         (double)c->norm_eps, (int)c->act, c->mlp_gated, c->qkv_bias, c->attn_out_bias,

@@ -90,8 +90,7 @@ static void check(struct pack_reader *r, struct pack_job *j, const struct io_req
     if (!good && j->rc == 0)
         j->rc = err_set(
             &j->err, ERR_CORRUPT,
-            "%s: the weights are damaged at byte %llu (checksum): pack the model "
-            "again",
+            "%s: the weights are damaged at byte %llu (checksum): pack the model again",
             r->f->path, (unsigned long long)q->offset);
 }
 

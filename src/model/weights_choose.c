@@ -15,16 +15,12 @@ enum { MAX_PROBE = 128 };
 /* Prose, a chat, code and another language: typical uses of a model. */
 static const char probe_text[] =
     "The lighthouse keeper climbed the stairs every evening, lit the lamp, and wrote the "
-    "weather into a book that nobody read. In 1897, after a storm of three days, a ship's "
-    "boat "
-    "was found on the rocks with twelve letters in it.\n\nUser: What is the boiling point "
-    "of "
-    "water at sea level?\nAssistant: Water boils at 100 degrees Celsius (212 degrees "
-    "Fahrenheit) "
-    "at sea level.\n\nint sum(const int *a, int n)\n{\n    int s = 0;\n    for (int i = 0; "
-    "i < n; "
-    "i++)\n        s += a[i];\n    return s;\n}\n\nLa casa es grande y tiene tres "
-    "ventanas.";
+    "weather into a book that nobody read. In 1897, after a storm of three days, a "
+    "ship's boat was found on the rocks with twelve letters in it.\n\nUser: What is the "
+    "boiling point of water at sea level?\nAssistant: Water boils at 100 degrees Celsius "
+    "(212 degrees Fahrenheit) at sea level.\n\nint sum(const int *a, int n)\n{\n    int "
+    "s = 0;\n    for (int i = 0; i < n; i++)\n        s += a[i];\n    return s;\n}\n\nLa "
+    "casa es grande y tiene tres ventanas.";
 
 const char *weights_held_name(enum weights_held h)
 {

@@ -292,8 +292,7 @@ static int take_rows(const struct match *m, const struct gguf_file *in,
     if (t->n_dims != 2 && tensor_src_is_quantised(out))
         return err_set(
             m->err, ERR_UNSUPPORTED,
-            "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or "
-            "BF16",
+            "%s: tensor '%s' is a vector of type %s; vectors must be F32, F16 or BF16",
             in->path, have->name, out->type->name);
     out->in_file = true;
     out->fd = in->fd;

@@ -54,9 +54,9 @@ static bool reads_itself(const struct loader *ld, int stage, int rank)
     return ld->ranks_read && stage + rank > 0;
 }
 
-/* Bytes of the largest unit: as in the file, decoded, and in the type of a slot. */
+/* Bytes of the largest unit: as in the file, and as f32, which is the widest type of a slot. */
 struct unit_sizes {
-    size_t file, wide, other;
+    size_t file, wide;
 };
 
 static struct unit_sizes sizes_of(const struct loader *ld)
@@ -70,7 +70,6 @@ static struct unit_sizes sizes_of(const struct loader *ld)
         z.file = MAX(z.file, file);
         z.wide = MAX(z.wide, numbers * sizeof(float));
     }
-    z.other = z.wide;
     return z;
 }
 
@@ -80,7 +79,7 @@ static void unit_deinit(struct loader *ld, struct unit *u, const struct unit_siz
         stream_destroy(u->s);
     buf_free(ld->dev, &u->file_mem);
     mem_unmap(u->wide, z->wide);
-    mem_unmap(u->other, z->other);
+    mem_unmap(u->other, z->wide);
 }
 
 static int unit_init(struct loader *ld, struct unit *u, const struct unit_sizes *z,
@@ -91,10 +90,10 @@ static int unit_init(struct loader *ld, struct unit *u, const struct unit_sizes 
     if (buf_alloc(ld->dev, MEM_PINNED, z->file, &u->file_mem, ld->err) != 0)
         return err_wrap(ld->err, "weights: scratch");
     u->wide = mem_map(z->wide);
-    u->other = mem_map(z->other);
+    u->other = mem_map(z->wide);
     if (u->wide == NULL || u->other == NULL)
         return err_set(ld->err, -ENOMEM, "weights: no memory for %zu bytes of scratch",
-                       z->wide + z->other);
+                       2 * z->wide);
     return 0;
 }
 

@@ -25,7 +25,8 @@
 /* The tables for one model: its tags, in which special tokens are marked. Immutable: any thread. */
 struct answer_form;
 
-/* t NULL: no tag is a special token. */
+/* Makes the tables of a syntax. The tokenizer t tells which tags are special tokens; if it is NULL,
+ * none is. */
 struct answer_form *answer_form_create(const struct answer_syntax *s,
                                        const struct tokenizer *t);
 void answer_form_destroy(struct answer_form *f); /* NULL is allowed */
@@ -43,9 +44,9 @@ struct answer_part {
 
 struct answer;
 
-/* prompt: the end of the text before the answer, which shows whether the answer begins with a
- * thought. tools: the tools that may be called, in any form of the APIs (borrowed); NULL or empty:
- * nothing is a call. */
+/* Opens the parser of one answer. `prompt` is the end of the text before the answer: it shows
+ * whether the answer begins with a thought. `tools` are the tools that may be called, in any form
+ * of the APIs; they are borrowed. If there are none, nothing is a call. */
 struct answer *answer_open(const struct answer_form *f, const char *prompt, size_t n_prompt,
                            const struct json *tools);
 void answer_close(struct answer *a); /* NULL is allowed */
@@ -53,7 +54,7 @@ void answer_close(struct answer *a); /* NULL is allowed */
 /* Adds text. Special tokens are no text: answer_token adds them. */
 void answer_push(struct answer *a, const char *text, size_t n);
 void answer_token(struct answer *a, int32_t special);
-/* The answer has ended. */
+/* Tells that the answer has ended. Text that waited becomes final. */
 void answer_end(struct answer *a);
 
 /* Returns the parts, valid until the next call. *n is their number. */

@@ -15,17 +15,18 @@
 /* A prompt that ends with an answer. */
 struct answer_sample {
     const char *text; /* NULL: the template renders no such answer */
-    /* begin: where the text first differs from the prompt before the answer. The answer begins
-     * there, or some bytes earlier, if the prompt has its first bytes, too. */
-    size_t n, begin;
+    size_t n;
+    /* Offset of the first byte that differs from the prompt without the answer. The answer begins
+     * there, or some bytes earlier if the prompt ends with the answer's first bytes. */
+    size_t begin;
 };
 
 struct answer_samples {
     /* an answer that calls the tool with {ANSWER_SAMPLE_KEY: ANSWER_SAMPLE} */
     struct answer_sample one;
-    struct answer_sample two;     /* that calls both tools so */
-    struct answer_sample thought; /* with the thought ANSWER_SAMPLE */
-    struct answer_sample plain;   /* that says ANSWER_SAMPLE */
+    struct answer_sample two;     /* an answer that calls both tools with these arguments */
+    struct answer_sample thought; /* an answer with the thought ANSWER_SAMPLE */
+    struct answer_sample plain;   /* an answer whose text is ANSWER_SAMPLE */
 };
 
 /* A row that was made from the samples of a template whose family is in no table. */
@@ -34,7 +35,8 @@ struct answer_own {
     char open[64], close[64], name_key[32], arguments_key[32];
 };
 
-/* own: memory for a row of the template's own, which the result may point to. */
+/* Returns the syntax of the template's model. It may point to a row that is made in *own, which
+ * must live as long as the result. */
 struct answer_syntax answer_find(const char *chat_template, const struct answer_samples *s,
                                  struct answer_own *own);
 

@@ -186,7 +186,7 @@ bool chat_writes(const struct call_syntax *s)
                          s->body == CALL_JSON || s->body == CALL_PYTHON);
 }
 
-/* Appends one tag. A blank of the tag becomes a line break. tag NULL: nothing. */
+/* Appends one tag, whose blanks become line breaks. Appends nothing if tag is NULL. */
 static void write_tag(struct textbuf *out, const char *tag, bool marked)
 {
     while (tag != NULL && *tag != 0) {

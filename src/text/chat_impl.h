@@ -43,9 +43,9 @@ struct chat_template {
     /* Text beside calls is shown: in the same message, or if it stands in a message before them. If
      * both are false, the template loses the text or the calls. */
     bool text_beside_calls, text_before_calls;
-    /* The template refuses a conversation without tools; a tool without a description. */
-    bool needs_tools, needs_descriptions;
-    bool tool_results; /* messages of the role tool are shown */
+    bool needs_tools;        /* the template refuses a conversation without tools */
+    bool needs_descriptions; /* the template refuses a tool without a description */
+    bool tool_results;       /* messages of the role tool are shown */
     /* What the template knows or takes: the role developer, a second system message at the
      * beginning, a system message at a later place (shown there), two messages of the user in a
      * row, two of the assistant. */
@@ -57,10 +57,12 @@ struct chat_template {
      * purpose. */
     bool no_thoughts;
     bool thought_parts; /* the template shows thoughts in parts of the type "thinking" */
-    /* Calls are written into the content, as the model writes them. written_calls: always, since
-     * the template does not show them. written_beside_text: beside text, since the template would
-     * lose the text or the calls. */
-    bool written_calls, written_beside_text;
+    /* The template does not show calls, so all are written into the content, as the model writes
+     * them. */
+    bool written_calls;
+    /* The template would lose either the text or the calls of a message with both, so in such a
+     * message calls are written into the content. */
+    bool written_beside_text;
     /* The template shows calls itself. If written_calls is set too, it shows them in a form that
      * the parser does not know; that form is used for requests without tools. */
     bool native_calls;
@@ -77,27 +79,29 @@ struct chat_prepared {
     } behind[CHAT_MARKS];
 };
 
-/* chat.c: renders prepared messages. foreign: as in chat_render. */
+/* chat.c: renders prepared messages. Text, foreign bits and codes are those of chat_render. */
 int chat_render_prepared(const struct chat_template *t, const struct chat_request *r,
                          const struct chat_prepared *p, char **text, size_t *n,
                          uint8_t **foreign, struct err *err);
 
-/* chat_messages.c: makes the messages for the template. */
+/* chat_messages.c: makes the messages for the template. Returns 0, or a code if the template would
+ * leave out a part of the conversation (ERR_USAGE) or memory is short; *out is then empty. */
 int chat_prepare(const struct chat_template *t, const struct chat_request *r,
                  struct chat_prepared *out, struct err *err);
 
-/* chat_calls.c. i: number of the message, for errors. */
-/* Sets tool_calls of the message to calls in the template's form. */
+/* chat_calls.c: sets tool_calls of the message `to` to calls in the template's form. Returns 0 or
+ * ERR_USAGE; i is the message's number in error messages. */
 int chat_prepare_calls(const struct chat_template *t, const struct json *calls, size_t i,
                        struct json *to, struct err *err);
 /* The same for {"function_call": {"name", "arguments"}}, the older form of one call. */
 int chat_prepare_old_call(const struct chat_template *t, const struct json *function,
                           size_t i, struct json *to, struct err *err);
-/* Id of the call that a message of the older form makes: such calls have none. */
+/* Sets `out` to the id that this program gives to the call of a message of the older form. */
 void chat_old_id(size_t message, char out[16]);
-/* Returns the id, in the form of templates that take only nine letters and digits. */
+/* Returns the id as nine letters and digits; some templates take no others. */
 struct json *chat_short_id(const struct json *id);
-/* Returns the calls with arguments as objects, where they are JSON of objects. */
+/* Returns a copy of the calls in which arguments that are the JSON text of an object are that
+ * object. */
 struct json *chat_object_calls(const struct json *calls);
 /* Returns the messages with their results in the order of the calls. If the template takes one call
  * at a time, splits messages with several calls. (*place)[i] is the number of message i in the
@@ -118,8 +122,8 @@ bool chat_writes(const struct call_syntax *s);
 bool chat_write_calls(struct textbuf *out, const struct call_syntax *s,
                       const struct json *calls, bool marked);
 
-/* chat_probe.c: finds out what the template shows, and its syntax. source: the template. tokens: as
- * in chat_open. */
+/* chat_probe.c: renders probes and sets all members of t that tell what the template shows, and the
+ * syntax of answers. `source` and `tokens` are those of chat_open. */
 void chat_probe(struct chat_template *t, const char *source, const char *tokens);
 /* Returns whether the template shows messages of that role, or refuses them itself. */
 bool chat_probe_role(const struct chat_template *t, const char *role);

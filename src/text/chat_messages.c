@@ -34,7 +34,8 @@ struct talk {
 
 /* --- content ------------------------------------------------------------------------ */
 
-/* Returns the text of a part: "text", "refusal" or "thinking", by its type; NULL: it has none. */
+/* Returns the text of a part of the type "text", "refusal" or "thinking". Returns NULL for a part
+ * of another type. */
 static const struct json *part_text(const struct json *part)
 {
     static const char *const types[] = {"text", "refusal", "thinking"};
@@ -44,7 +45,7 @@ static const struct json *part_text(const struct json *part)
     return NULL;
 }
 
-/* Refuses parts other than text. */
+/* Refuses parts other than text. An assistant's may also be refusals and thoughts. */
 static int check_parts(const struct json *parts, size_t message, bool is_assistant,
                        struct err *err)
 {
@@ -52,8 +53,7 @@ static int check_parts(const struct json *parts, size_t message, bool is_assista
         const struct json *part = json_at(parts, i), *type = json_member(part, "type");
         if (json_kind(part) != JSON_KIND_OBJECT || !is_string(type))
             return err_set(err, ERR_USAGE,
-                           "messages[%zu].content[%zu] must be an object with "
-                           "a type",
+                           "messages[%zu].content[%zu] must be an object with a type",
                            message, i);
         const char *type_name = json_string_of(type, NULL);
         bool is_text = json_string_is(type, "text");
@@ -196,7 +196,8 @@ static int prepare_content(const struct chat_template *t, const struct json *fro
 
 /* --- thoughts ------------------------------------------------------------------------- */
 
-/* Clients send thoughts back under one of three names, or as parts. */
+/* Returns the thought that a message has as a member; NULL if it has none. Clients send thoughts
+ * back under one of three names, or as parts. */
 static const struct json *thought_of(const struct json *from)
 {
     static const char *const keys[] = {"reasoning_content", "reasoning", "thinking"};
@@ -340,7 +341,8 @@ static int prepare_beside_calls(struct talk *k, size_t i, struct json *to,
 
 /* --- roles ---------------------------------------------------------------------------- */
 
-/* Returns the role under which the template shows a message; NULL with *err: under none. */
+/* Returns the role under which the template shows a message. Returns NULL and sets *err if it shows
+ * the message under none. */
 static const char *prepare_role(const struct chat_template *t, const struct json *from,
                                 size_t i, struct err *err)
 {
@@ -371,7 +373,7 @@ static const char *prepare_role(const struct chat_template *t, const struct json
 
 /* --- messages ------------------------------------------------------------------------- */
 
-/* Members that are prepared, or have another name for the template. */
+/* Returns whether other functions set this member of a prepared message. */
 static bool is_prepared(const char *key)
 {
     static const char *const keys[] = {
@@ -383,7 +385,8 @@ static bool is_prepared(const char *key)
     return false;
 }
 
-/* Members that clients send by habit, and that say nothing that another member does not say. */
+/* Returns whether a member that the template may not show is no loss: other members say the
+ * same. */
 static bool is_plain(const char *role, const char *key)
 {
     return strcmp(key, "tool_call_id") == 0 || strcmp(key, "refusal") == 0 ||
@@ -699,7 +702,8 @@ static struct json *declare_tools(const struct talk *k, const struct json *tools
     return m;
 }
 
-/* Puts the declaration of the tools behind the first system message, in the same message. */
+/* Adds the declaration of the tools to the first message if that is a system message; else puts it
+ * in front, as a system message. */
 static int add_tools(const struct talk *k, const struct json *tools, struct json **list,
                      size_t *from, struct err *err)
 {

@@ -373,7 +373,8 @@ static void probe_thoughts(struct chat_template *t, const struct shape *found)
 
 /* --- the syntax of answers ------------------------------------------------------------ */
 
-/* Makes a sample of an answer from its prompt, which it takes. asked: the prompt of the answer. */
+/* Returns the sample of an answer. `text` is the prompt with the answer, and belongs to the sample
+ * from now on; `asked` is the prompt without the answer, or NULL. */
 static struct answer_sample sample(char *text, size_t n, const char *asked, size_t n_asked)
 {
     size_t same = 0;

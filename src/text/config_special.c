@@ -74,7 +74,7 @@ int config_special_token(struct tokenizer_config_added *out, const struct json *
 
 /* --- named tokens ------------------------------------------------------------------------- */
 
-/* Sets a named token, which is special. v null: the key has no token. */
+/* Sets the token that `key` names, which is special. If v is null, the key has no token. */
 static int named_set(struct named *l, const char *key, const struct json *v,
                      struct err *err)
 {

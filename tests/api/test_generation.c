@@ -397,8 +397,7 @@ TEST_WITH(fields_are_bounded_by_the_model, forget_told, NULL)
         assert_string_equal(f.param, "prompt");
         assert_string_equal(f.message,
                             i == 0 ? "'prompt' has the token -1; tokens are 0 to 3071"
-                                   : "'prompt' has the token 3072; tokens are 0 to "
-                                     "3071");
+                                   : "'prompt' has the token 3072; tokens are 0 to 3071");
         assert_null(g);
     }
 }

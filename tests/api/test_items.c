@@ -312,12 +312,11 @@ TEST(searches_find_texts_alone)
         {"hidden", true}, {"message", false}, {"\"city\"", true},
     };
     struct json *items = read_items(
-        "[{\"role\": \"user\", \"content\": \"Die Straße nach Öl\"},"
-        " {\"type\": \"reasoning\", \"summary\": [], \"content\":"
-        "  [{\"type\": \"reasoning_text\", \"text\": \"hidden\"}]},"
-        " {\"type\": \"function_call\", \"call_id\": \"c\", \"name\": \"get_weather\","
-        "  \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"},"
-        " {\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": "
+        "[{\"role\": \"user\", \"content\": \"Die Straße nach Öl\"}, {\"type\": "
+        "\"reasoning\", \"summary\": [], \"content\":  [{\"type\": \"reasoning_text\", "
+        "\"text\": \"hidden\"}]}, {\"type\": \"function_call\", \"call_id\": \"c\", "
+        "\"name\": \"get_weather\",  \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"}, "
+        "{\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": "
         "\"Cloudy\"}]");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *folded = items_fold(rows[i].query, strlen(rows[i].query));

@@ -66,8 +66,7 @@ TEST(plain_text_has_a_line_for_each_message)
     } rows[] = {
         {"[{\"role\":\"user\",\"content\":\"Hi\"}]", "user: Hi\nassistant:"},
         {"[{\"role\":\"system\",\"content\":\"A\"},{\"role\":\"developer\",\"content\":"
-         "\"B\"},"
-         "{\"role\":\"assistant\",\"content\":\" C\"}]",
+         "\"B\"},{\"role\":\"assistant\",\"content\":\" C\"}]",
          "system: A\nsystem: B\nassistant: C\nassistant:"},
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
          "{\"type\":\"text\",\"text\":\"b\"}]}]",
@@ -107,8 +106,7 @@ TEST(messages_without_a_plain_form_are_refused)
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"image\",\"text\":\"a\"}]}]",
          "unsupported_value",
          "'content' has a part that is not {\"type\": \"text\", \"text\": ...}; only text "
-         "is "
-         "supported"},
+         "is supported"},
         {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "unsupported_value",
          NULL},
         {"[{\"role\":\"user\",\"content\":[{\"text\":\"a\"}]}]", "unsupported_value", NULL},

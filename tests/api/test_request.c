@@ -71,8 +71,7 @@ static const struct row bodies[] = {
      CHAT "\"max_tokens\":5,\"output_config\":{\"effort\":\"max\"},\"safeguards\":{},"
           "\"thinking\":"
           "{\"type\":\"enabled\",\"budget_tokens\":1024},\"context_management\":{\"edits\":"
-          "[{\"type\":"
-          "\"clear_thinking_20251015\",\"keep\":\"all\"}]}}",
+          "[{\"type\":\"clear_thinking_20251015\",\"keep\":\"all\"}]}}",
      NULL, NULL},
     {REQUEST_MESSAGE,
      CHAT "\"max_tokens\":5,\"context_management\":{\"edits\":[{\"type\":\"x\"}]}}",

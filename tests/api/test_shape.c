@@ -196,12 +196,10 @@ TEST(log_probabilities_have_the_form_of_their_api)
         json_share(json_member(json_at(json_member(a, "choices"), 0), "logprobs")),
         "{\"content\": [{\"token\": \"D\", \"id\": 40, \"logprob\": -0.5, \"bytes\": [68], "
         "\"top_logprobs\": [{\"token\": \"D\", \"id\": 40, \"logprob\": -0.5, \"bytes\": "
-        "[68]}, "
-        "{\"token\": \"E\", \"id\": 41, \"logprob\": -1.0, \"bytes\": [69]}]}, "
+        "[68]}, {\"token\": \"E\", \"id\": 41, \"logprob\": -1.0, \"bytes\": [69]}]}, "
         "{\"token\": \"bytes:\\\\xe2\", \"id\": 163, \"logprob\": -2.0, \"bytes\": [226], "
         "\"top_logprobs\": [{\"token\": \"E\", \"id\": 41, \"logprob\": -0.25, \"bytes\": "
-        "[69]}]}], "
-        "\"refusal\": null}");
+        "[69]}]}], \"refusal\": null}");
     json_free(a);
     assert_int_equal(g->choice[0].logprobs.n, 0); /* they are sent once */
     textbuf_free(&g->choice[0].logprobs);

@@ -251,8 +251,7 @@ TEST(restored_between_turns)
     }
     solo_close(&never);
     print_message("%d turns, %d restored, all %d tokens of answers equal; with a layer "
-                  "zeroed %d of %d "
-                  "last answers changed\n",
+                  "zeroed %d of %d last answers changed\n",
                   n_turns, n_restored, n_chosen, n_changed, n);
     assert_true(n_restored > n_turns / 2);
     assert_true(n_chosen > 2 * n_turns);

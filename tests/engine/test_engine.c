@@ -71,13 +71,11 @@ TEST(refusals_name_their_numbers)
          "the prompt has 257 tokens, but the maximum context length is 256"},
         {256, 1, 1024, 256, false,
          "the prompt has 256 tokens and 1 are to be generated, but the maximum context "
-         "length is "
-         "256; shorten the prompt or lower --max-tokens"},
+         "length is 256; shorten the prompt or lower --max-tokens"},
         {256, 0, 1024, 256, false, NULL},
         {120, 73, 192, 256, false,
          "the prompt has 120 tokens and 73 are to be generated, but the KV cache holds "
-         "192; make "
-         "it larger (--kv-tokens)"},
+         "192; make it larger (--kv-tokens)"},
         {120, 72, 192, 256, false, NULL},
         {100, 156, 192, 512, true,
          "the KV cache holds 192"}, /* it does not outgrow its window */

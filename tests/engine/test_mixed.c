@@ -282,7 +282,7 @@ TEST(mini_batches_are_those_of_the_policy)
         assert_int_equal(x->n_minis, 2);
         assert_int_equal(x->minis[1].first_seq, cases[c].second);
         for (int i = 0; i < N_SEQS; i++)
-            assert_ptr_equal(x->order[i], j.s[cases[c].order[i]]);
+            assert_ptr_equal(x->order[i].s, j.s[cases[c].order[i]]);
         job_close(&j, N_SEQS);
     }
 }

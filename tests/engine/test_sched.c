@@ -384,10 +384,6 @@ TEST(priorities)
     assert_int_equal(c[0].what, SCHED_RUN);
     assert_int_equal(c[2].what, SCHED_NOTHING);
     r[2].priority = -2;
-    r[0].is_pinned = true;
-    one(c, &l, r, 3);
-    assert_int_equal(c[0].what, SCHED_RUN);
-    r[0].is_pinned = false;
     /* preempting would not free enough blocks, so no request is preempted */
     r[2].blocks_needed = 11;
     one(c, &l, r, 3);

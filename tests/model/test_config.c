@@ -310,10 +310,9 @@ static const struct {
      "\"embd_pdrop\": 0.0, \"resid_pdrop\": 0.1, \"qk_layernorm\": false,"
      "\"partial_rotary_factor\": 0.5, \"layer_norm_eps\": 1e-05"},
     {"phi3", LLAMA_SIZES,
-     "\"auto_map\": {\"AutoConfig\": \"configuration_phi3.Phi3Config\"},"
-     "\"embd_pdrop\": 0.0, \"resid_pdrop\": 0.0, \"original_max_position_embeddings\": "
-     "4096,"
-     "\"full_attn_mod\": 1, \"interpolate_factor\": 1, \"lm_head_bias\": false"},
+     "\"auto_map\": {\"AutoConfig\": \"configuration_phi3.Phi3Config\"},\"embd_pdrop\": "
+     "0.0, \"resid_pdrop\": 0.0, \"original_max_position_embeddings\": "
+     "4096,\"full_attn_mod\": 1, \"interpolate_factor\": 1, \"lm_head_bias\": false"},
     {"gemma", LLAMA_SIZES ", \"head_dim\": 32",
      "\"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\","
      "\"use_bidirectional_attention\": null, \"attention_bias\": false"},
@@ -510,13 +509,11 @@ TEST(test_load)
     assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT);
     assert_non_null(strstr(err.msg, "generation_config.json: 'eos_token_id' 4096"));
 
-    put_file(
-        dir, "tokenizer_config.json",
-        "{\"bos_token\": {\"content\": \"<s>\", \"special\": true}, \"eos_token\": "
-        "\"</s>\","
-        "\"add_bos_token\": true, \"model_max_length\": 1000000000000000019884624838656,"
-        "\"chat_template\": [{\"name\": \"tool_use\", \"template\": \"T\"},"
-        "{\"name\": \"default\", \"template\": \"D\"}]}");
+    put_file(dir, "tokenizer_config.json",
+             "{\"bos_token\": {\"content\": \"<s>\", \"special\": true}, \"eos_token\": "
+             "\"</s>\",\"add_bos_token\": true, \"model_max_length\": "
+             "1000000000000000019884624838656,\"chat_template\": [{\"name\": \"tool_use\", "
+             "\"template\": \"T\"},{\"name\": \"default\", \"template\": \"D\"}]}");
     assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
     assert_string_equal(t.bos_token, "<s>");
     assert_string_equal(t.eos_token, "</s>");

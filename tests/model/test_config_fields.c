@@ -411,8 +411,7 @@ static const char *factors(int n, const char *last)
 {
     static char text[2048];
     size_t at = (size_t)snprintf(text, sizeof text,
-                                 "\"rope_scaling\": {\"type\": \"factors\","
-                                 "\"factors\": [");
+                                 "\"rope_scaling\": {\"type\": \"factors\",\"factors\": [");
     for (int i = 0; i + 1 < n; i++)
         at += (size_t)snprintf(text + at, sizeof text - at, "2, ");
     snprintf(text + at, sizeof text - at, "%s]}", last);

@@ -89,52 +89,20 @@ struct row {
 
 static const struct row rows[] = {
     /* llama: q k v o gate up down of each layer, and the head */
-    {FAMILY_LLAMA,
-     "0000000"
-     "0000000"
-     "0",
-     "000000 000000 0"},
-    {FAMILY_LLAMA,
-     "1111111"
-     "KKKKKKK"
-     "6",
-     "111111 KKKKKK 6"},
+    {FAMILY_LLAMA, "000000000000000", "000000 000000 0"},
+    {FAMILY_LLAMA, "1111111KKKKKKK6", "111111 KKKKKK 6"},
     /* Q4_K_M has V and down in 6 bits in half of its layers */
-    {FAMILY_LLAMA,
-     "KK6KKK6"
-     "KKKKKKK"
-     "6",
-     "KK6KK6 KKKKKK 6"},
+    {FAMILY_LLAMA, "KK6KKK6KKKKKKK6", "KK6KK6 KKKKKK 6"},
     /* gate and up are one matrix */
-    {FAMILY_LLAMA,
-     "KKKKK6K"
-     "KKKK6KK"
-     "K",
-     "KKKK8K KKKK8K K"},
+    {FAMILY_LLAMA, "KKKKK6KKKKK6KKK", "KKKK8K KKKK8K K"},
     /* a tensor that has no 4-bit type is held in q8 beside others that have one */
-    {FAMILY_LLAMA,
-     "-000000"
-     "0508000"
-     "-",
-     "800000 080800 8"},
+    {FAMILY_LLAMA, "-0000000508000-", "800000 080800 8"},
     /* a file without 4-bit tensors is converted, but for its head */
-    {FAMILY_LLAMA,
-     "-------"
-     "8888888"
-     "8",
-     "111111 111111 8"},
+    {FAMILY_LLAMA, "-------88888888", "111111 111111 8"},
     /* phi3: q, k and v are one tensor, gate and up another */
-    {FAMILY_PHI3,
-     "K06K"
-     "1K0K"
-     "0",
-     "KKK06K 111K0K 0"},
+    {FAMILY_PHI3, "K06K1K0K0", "KKK06K 111K0K 0"},
     /* falcon: one tensor of groups; the MLP has no gate */
-    {FAMILY_FALCON,
-     "K061"
-     "0K16"
-     "8",
-     "KKK061 000K16 8"},
+    {FAMILY_FALCON, "K0610K168", "KKK061 000K16 8"},
 };
 
 TEST(each_matrix_has_its_type)
@@ -170,10 +138,7 @@ TEST(rows_of_k_and_v)
     struct model_config c = config_of(FAMILY_LLAMA);
     struct tensor_set set;
     struct matrix_types t;
-    set_make(&set, &c,
-             "KK6KKKK"
-             "KKKKKKK"
-             "K");
+    set_make(&set, &c, "KK6KKKKKKKKKKKK");
     matrix_types_make(&t, DTYPE_Q4, &set, &c);
     assert_true(matrix_types_differ_in_kv(&t, 0));
     assert_false(matrix_types_differ_in_kv(&t, 1));

@@ -50,10 +50,9 @@ static void read_tokenizer(void *arg)
 }
 
 static const char chat_source[] =
-    "{% macro line(m) %}<{{ m.role | upper }}>{{ m.content | trim }}{% endmacro %}"
-    "{% set ns = namespace(n=0) %}{% for m in messages %}{{ line(m) }}"
-    "{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}{% if tools %}{{ tools | tojson }}{% "
-    "endif %}";
+    "{% macro line(m) %}<{{ m.role | upper }}>{{ m.content | trim }}{% endmacro %}{% set "
+    "ns = namespace(n=0) %}{% for m in messages %}{{ line(m) }}{% set ns.n = ns.n + 1 %}{% "
+    "endfor %}{{ ns.n }}{% if tools %}{{ tools | tojson }}{% endif %}";
 
 static void write_chat(void *arg)
 {

@@ -162,9 +162,8 @@ TEST(test_notes)
 {
     struct device *d = open_device(1, 1);
     struct model *m = open_on(d, FAMILIES "llama3", OPTS(.weights = "auto"));
-    assert_non_null(strstr(m->note,
-                           "weights: matrices are held as bf16; q8 differs from f32 "
-                           "by "));
+    assert_non_null(
+        strstr(m->note, "weights: matrices are held as bf16; q8 differs from f32 by "));
     assert_non_null(strstr(m->note, "(limit 1e-03), bf16 differs from f32 by 0.0e+00 nats "
                                     "per token (limit 1e-03)"));
     model_close(m);

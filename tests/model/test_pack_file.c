@@ -32,16 +32,15 @@ static int set_up(void **state)
 /* A model of one layer in 4 bits: tables, head, and the layer's two parts. The second part has more
  * than a MiB. */
 static const char good[] =
-    "{\"source\": \"S\", \"note\": \"N\", \"layout\": \"cpu 1\", \"weights\": \"q4\","
-    "\"source_type\": \"bf16\", \"embeddings\": \"q4_k\", \"positions\": \"f16\","
-    "\"any_context\": true, \"layers\": 1,"
-    "\"matrices\": [{\"head\": \"q6_k\"}, {\"wq\": \"q4_0\", \"wkv\": \"q4_1\","
-    "\"wo\": \"q4_k\", \"up\": \"q8\", \"down\": \"q6_k\"}],"
-    "\"types\": [{\"name\": \"Q4_K\", \"tensors\": 3, \"quantised\": true}],"
-    "\"files\": [{\"name\": \"config.json\", \"at\": 8192, \"bytes\": 100,"
-    "\"file_bytes\": 7, \"checksum\": \"00000000000000ff\"}],"
-    "\"parts\": [{\"at\": 16384, \"bytes\": 4096}, {\"at\": 20480, \"bytes\": 1052672},"
-    "{\"at\": 1073152, \"bytes\": 0}, {\"at\": 1073152, \"bytes\": 4096}]}";
+    "{\"source\": \"S\", \"note\": \"N\", \"layout\": \"cpu 1\", \"weights\": "
+    "\"q4\",\"source_type\": \"bf16\", \"embeddings\": \"q4_k\", \"positions\": "
+    "\"f16\",\"any_context\": true, \"layers\": 1,\"matrices\": [{\"head\": \"q6_k\"}, "
+    "{\"wq\": \"q4_0\", \"wkv\": \"q4_1\",\"wo\": \"q4_k\", \"up\": \"q8\", \"down\": "
+    "\"q6_k\"}],\"types\": [{\"name\": \"Q4_K\", \"tensors\": 3, \"quantised\": "
+    "true}],\"files\": [{\"name\": \"config.json\", \"at\": 8192, \"bytes\": "
+    "100,\"file_bytes\": 7, \"checksum\": \"00000000000000ff\"}],\"parts\": [{\"at\": "
+    "16384, \"bytes\": 4096}, {\"at\": 20480, \"bytes\": 1052672},{\"at\": 1073152, "
+    "\"bytes\": 0}, {\"at\": 1073152, \"bytes\": 4096}]}";
 
 enum { FILE_BYTES = 1073152 + 4096, N_SUMS = 4 };
 

@@ -138,20 +138,18 @@ TEST(each_family_is_read)
          "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"g\">\n<｜DSML｜parameter "
          "name=\"x\" "
          "string=\"true\">5</｜DSML｜parameter>\n<｜DSML｜parameter name=\"y\" "
-         "string=\"false\">5"
-         "</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+         "string=\"false\">5</｜DSML｜parameter>\n</｜DSML｜invoke>\n</"
+         "｜DSML｜function_calls>",
          "g({\"x\": \"5\", \"y\": 5})"},
         {"deepseek",
          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"
          "\"a\": \"```\"}\n"
          "```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}"
-         "\n```"
-         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+         "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
          "f({\"a\": \"```\"})g({})"},
         {"deepseek-3.1",
          "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{\"a\":\"b\"}<"
-         "｜tool▁call▁end｜>"
-         "<｜tool▁calls▁end｜>",
+         "｜tool▁call▁end｜><｜tool▁calls▁end｜>",
          "f({\"a\":\"b\"})"},
         {"kimi",
          "Hm. "
@@ -169,15 +167,13 @@ TEST(each_family_is_read)
          "f({})"},
         {"mistral-list",
          "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}, {\"name\": \"x\", "
-         "\"arguments\": {}},"
-         " {\"name\": \"g\", \"arguments\": {}}]",
+         "\"arguments\": {}}, {\"name\": \"g\", \"arguments\": {}}]",
          "f({}), {\"name\": \"x\", \"arguments\": {}}g({})"},
         {"granite", "<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": \"]\"}}]",
          "f({\"a\": \"]\"})"},
         {"command",
          "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"f\", "
-         "\"parameters\": {}}\n]"
-         "<|END_ACTION|>",
+         "\"parameters\": {}}\n]<|END_ACTION|>",
          "f({})"},
         {"apertus", "<|tools_prefix|>[{\"f\": {\"a\": 1}}, {\"g\": {}}]<|tools_suffix|>",
          "f({\"a\": 1})g({})"},
@@ -211,8 +207,7 @@ TEST(each_family_is_read)
          "g({})"},
         {"gpt-oss",
          "<|channel|>commentary<|message|>First.<|end|><|start|>assistant<|channel|>final<|"
-         "message|>"
-         "Second.<|return|>",
+         "message|>Second.<|return|>",
          "First.\n\nSecond."},
         {"gpt-oss", "plain text", "plain text"},
     };

@@ -369,8 +369,7 @@ TEST(test_calls)
     expect(CALLS_OF("m.tool_calls", OBJECT), both, NULL, 0, "UqAsaid[f {\"a\": 1}]");
     expect(CALLS_OF("m.content is none", OBJECT), both, NULL, 0, "UqAsaid[f {\"a\": 1}]");
     expect("{% for m in messages %}{% if m.tool_calls and m.content %}{{ m.content }}{% "
-           "elif m.tool_calls %}"
-           "{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",
+           "elif m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}",
            both, NULL, ERR_USAGE,
            "messages[1] has content and tool_calls: the model's chat template would leave "
            "out the calls");
@@ -402,9 +401,8 @@ TEST(test_syntax)
         {TURN("[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"),
          "mistral", "[TOOL_CALLS]", NULL, "name"},
         {TURN("<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in "
-              "c.function.arguments | items %}"
-              "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor "
-              "%}</function>\n</tool_call>"),
+              "c.function.arguments | items %}<parameter={{ k }}>\n{{ v "
+              "}}\n</parameter>\n{% endfor %}</function>\n</tool_call>"),
          "qwen-xml", "<tool_call> <function=", "</function>", NULL},
         /* tags that no table has */
         {TURN("<act>{{ {'tool': c.function.name, 'input': c.function.arguments} | tojson "
@@ -497,9 +495,8 @@ TEST(test_kwargs)
 TEST(test_turns)
 {
     struct chat_template *t = open_template(
-        "{{ bos_token }}{% for m in messages %}{{ m.role }}: "
-        "{{ m.content }}\n{% endfor %}"
-        "{{ 'assistant:' if add_generation_prompt }}");
+        "{{ bos_token }}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor "
+        "%}{{ 'assistant:' if add_generation_prompt }}");
     struct json *messages = parse("[{\"role\": \"system\", \"content\": \"short\"},"
                                   " {\"role\": \"user\", \"content\": \"h\xc3\xa9\"}]");
     struct chat_request r = {
@@ -695,8 +692,7 @@ TEST(test_unshown_members)
         {PLAIN, "name cache_control"},
         /* shown for users only */
         {"{% for m in messages %}{{ m.role }} {{ m.name if m.role == 'user' }}{{ m.content "
-         "}}"
-         "{% endfor %}",
+         "}}{% endfor %}",
          "name cache_control"},
         {"{% for m in messages %}{{ m.role }} {{ m.name }} {{ m.content }}{% endfor %}",
          "cache_control"},
@@ -746,12 +742,11 @@ TEST(test_results_in_order)
 TEST(test_single_calls)
 {
     static const char source[] = "{% for m in messages %}{% if m.tool_calls is defined "
-                                 "%}{% if m.tool_calls | length != 1 %}"
-                                 "{{ raise_exception('single') }}{% endif %}{{ m.content "
-                                 "}}({{ m.tool_calls[0].function.name }} "
-                                 "{{ m.tool_calls[0].function.arguments | tojson }}){% "
-                                 "else %}{{ m.content }};{% endif %}"
-                                 "{% endfor %}";
+                                 "%}{% if m.tool_calls | length != 1 %}{{ "
+                                 "raise_exception('single') }}{% endif %}{{ m.content "
+                                 "}}({{ m.tool_calls[0].function.name }} {{ "
+                                 "m.tool_calls[0].function.arguments | tojson }}){% else "
+                                 "%}{{ m.content }};{% endif %}{% endfor %}";
     static const char talk[] =
         "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", \"content\": "
         "\"said\", "
@@ -775,9 +770,8 @@ TEST(test_written_calls)
                                    "2", "g") "]}," RESULT("1", "R1") "," RESULT("2",
                                                                                 "R2") "]";
     static const char roles[] =
-        "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
-        "{{ raise_exception('roles') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor "
-        "%}";
+        "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}{{ "
+        "raise_exception('roles') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}";
     static const char written[] =
         "said\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"input\": "
         "\"<tool_call>\"}}\n"
@@ -799,8 +793,7 @@ TEST(test_written_calls)
     /* arguments that are no object cannot be written */
     expect(roles,
            "[{\"role\": \"user\", \"content\": \"u\"}, {\"role\": \"assistant\", "
-           "\"tool_calls\": "
-           "[{\"function\": {\"name\": \"f\", \"arguments\": \"{\"}}]}]",
+           "\"tool_calls\": [{\"function\": {\"name\": \"f\", \"arguments\": \"{\"}}]}]",
            NULL, ERR_USAGE,
            "messages[1].tool_calls: the model's chat template does not show tool calls, "
            "and one "
@@ -831,8 +824,7 @@ TEST(test_written_forms)
         {"{% if tools %}Answer with <|tool_call|>{{ tools | tojson }}{% endif %}" PLAIN,
          NULL,
          "said\n<|tool_call|>[{\"name\": \"f\", \"arguments\": {\"a\": \"x'\\\"\", \"b\": "
-         "[true, null, "
-         "18446744073709551615]}}, {\"name\": \"g\", \"arguments\": {}}]"},
+         "[true, null, 18446744073709551615]}}, {\"name\": \"g\", \"arguments\": {}}]"},
         /* the tokenizer has the tags: LFM2 */
         {"{% if tools %}{{ tools | tojson }}{% endif %}" PLAIN, "<|tool_call_start|>",
          "said\n<|tool_call_start|>[f(a=\"x'\\\"\", b=[True, None, 18446744073709551615]), "
@@ -880,18 +872,14 @@ TEST(test_written_forms)
 TEST(test_loops_beside_text)
 {
     static const char source[] =
-        "{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(i=0) %}"
-        "{% for m in messages %}{% if not (m.role == 'tool' or m.tool_calls is defined) %}"
-        "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('alternate') "
-        "}}{% endif %}"
-        "{% set ns.i = ns.i + 1 %}{% endif %}{% endfor %}"
-        "{% for m in messages %}{% if m.role == 'tool' %}[R]{{ m.content }}{% elif "
-        "m.tool_calls is "
-        "defined %}[TOOL_CALLS][{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ', "
-        "' if not "
+        "{% if tools %}{{ tools | tojson }}{% endif %}{% set ns = namespace(i=0) %}{% for "
+        "m in messages %}{% if not (m.role == 'tool' or m.tool_calls is defined) %}{% if "
+        "(m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('alternate') }}{% "
+        "endif %}{% set ns.i = ns.i + 1 %}{% endif %}{% endfor %}{% for m in messages %}{% "
+        "if m.role == 'tool' %}[R]{{ m.content }}{% elif m.tool_calls is defined "
+        "%}[TOOL_CALLS][{% for c in m.tool_calls %}{{ c.function | tojson }}{{ ', ' if not "
         "loop.last }}{% endfor %}]</s>{% elif m.role == 'user' %}[I]{{ m.content }}[/I]{% "
-        "else %}"
-        "{{ m.content }}</s>{% endif %}{% endfor %}";
+        "else %}{{ m.content }}</s>{% endif %}{% endfor %}";
 #define STEP(said, id)                                                                     \
     "{\"role\": \"assistant\", \"content\": " said                                         \
     ", \"tool_calls\": [" A_CALL(id, "f") "]}," RESULT(id, "R" id) ","
@@ -900,11 +888,10 @@ TEST(test_loops_beside_text)
                STEP("null", "2")
                    STEP("\"Two\"", "3") "{\"role\": \"assistant\", \"content\": \"End\"}]",
            NULL, 0,
-           "[I]q[/I]One\n[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>"
-           "[I]<tool_response>\nR1\n</tool_response>[/I]"
-           "[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>[R]R2"
-           "Two\n[TOOL_CALLS][{\"name\": \"f\", \"arguments\": {}}]</s>"
-           "[I]<tool_response>\nR3\n</tool_response>[/I]End</s>");
+           "[I]q[/I]One\n[TOOL_CALLS][{\"name\": \"f\", \"arguments\": "
+           "{}}]</s>[I]<tool_response>\nR1\n</tool_response>[/I][TOOL_CALLS][{\"name\": "
+           "\"f\", \"arguments\": {}}]</s>[R]R2Two\n[TOOL_CALLS][{\"name\": \"f\", "
+           "\"arguments\": {}}]</s>[I]<tool_response>\nR3\n</tool_response>[/I]End</s>");
 }
 
 static void expect_request(const char *kwargs, const char *tools, int rc, const char *text)

@@ -581,12 +581,10 @@ TEST(test_replace_bomb)
         steps = more;
     }
     char *text = xasprintf("{\"version\": \"1.0\", \"added_tokens\": [], \"normalizer\": "
-                           "{\"type\": \"Sequence\","
-                           "\"normalizers\": [%s]}, \"pre_tokenizer\": null, "
-                           "\"post_processor\": null, \"decoder\":"
-                           "{\"type\": \"Fuse\"}, \"model\": {\"type\": \"BPE\", "
-                           "\"vocab\": {\"a\": 0, \"b\": 1},"
-                           "\"merges\": []}}",
+                           "{\"type\": \"Sequence\",\"normalizers\": [%s]}, "
+                           "\"pre_tokenizer\": null, \"post_processor\": null, "
+                           "\"decoder\":{\"type\": \"Fuse\"}, \"model\": {\"type\": "
+                           "\"BPE\", \"vocab\": {\"a\": 0, \"b\": 1},\"merges\": []}}",
                            steps);
     put_file(dir, "tokenizer.json", text);
     free(text);
@@ -632,11 +630,10 @@ static struct tokenizer *open_ab(const char *dir, const char *post, const char *
 {
     char *text = xasprintf(
         "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
-        "[%s],"
-        "\"normalizer\": null, \"pre_tokenizer\": null, \"post_processor\": %s, "
-        "\"decoder\": {\"type\": \"Fuse\"},"
-        "\"model\": {\"type\": \"BPE\", \"unk_token\": \"<unk>\", \"vocab\": {\"<unk>\": 0,"
-        "\"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, \"ab\": 5}, \"merges\": [\"a b\"]}}",
+        "[%s],\"normalizer\": null, \"pre_tokenizer\": null, \"post_processor\": %s, "
+        "\"decoder\": {\"type\": \"Fuse\"},\"model\": {\"type\": \"BPE\", \"unk_token\": "
+        "\"<unk>\", \"vocab\": {\"<unk>\": 0,\"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, "
+        "\"ab\": 5}, \"merges\": [\"a b\"]}}",
         added, post);
     put_file(dir, "tokenizer.json", text);
     free(text);
@@ -1043,9 +1040,8 @@ TEST(test_regular_expressions_that_replace)
         "\"Fuse\"}, "
         "\"model\": {\"type\": \"BPE\", \"unk_token\": \"?\", \"vocab\": {\"?\": 0, "
         "\"\xE2\x96\x81\": 1, \"a\": 2, \"b\": 3, \"\xE2\x96\x81"
-        "a\": 4, \"\xE2\x96\x81\xE2\x96\x81\": 5, "
-        "\"<s>\": 6}, \"merges\": [[\"\xE2\x96\x81\", \"a\"], [\"\xE2\x96\x81\", "
-        "\"\xE2\x96\x81\"]]}}";
+        "a\": 4, \"\xE2\x96\x81\xE2\x96\x81\": 5, \"<s>\": 6}, \"merges\": "
+        "[[\"\xE2\x96\x81\", \"a\"], [\"\xE2\x96\x81\", \"\xE2\x96\x81\"]]}}";
     static const struct {
         const char *text;
         size_t n;
