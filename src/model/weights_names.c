@@ -386,6 +386,21 @@ static void add_bias(struct builder *b, const char *stem, enum slot s, int64_t d
     finish(b, t, TENSOR_BIAS);
 }
 
+/* Adds a tensor that is all of slot s. */
+static struct tensor_spec *add_all(struct builder *b, const char *stem, const char *suffix,
+                                   enum slot s, enum tensor_kind kind)
+{
+    struct tensor_spec *t = add_spec(b, stem, suffix);
+    add_part(t, whole(s, 0, slot_rows(b->c, b->layer, s)));
+    finish(b, t, kind);
+    return t;
+}
+
+static void add_matrix(struct builder *b, const char *stem, enum slot s)
+{
+    add_all(b, stem, ".weight", s, TENSOR_MATRIX);
+}
+
 /* Adds a weight whose rows go to [dst_row, + n_rows) of slot w, and a bias for the same rows, if
  * any. */
 static void add_linear(struct builder *b, const char *stem, enum slot w, enum slot bias,
@@ -400,19 +415,9 @@ static void add_linear(struct builder *b, const char *stem, enum slot w, enum sl
 
 static void add_norm(struct builder *b, const char *stem, enum slot w, enum slot bias)
 {
-    struct tensor_spec *t = add_spec(b, stem, ".weight");
-    add_part(t, whole(w, 0, slot_rows(b->c, b->layer, w)));
-    finish(b, t, TENSOR_NORM);
-    if (b->c->norm != NORM_LAYER || bias == N_SLOTS)
-        return;
-    add_bias(b, stem, bias, 0, slot_rows(b->c, b->layer, bias));
-}
-
-static void add_table(struct builder *b, const char *stem, enum slot s)
-{
-    struct tensor_spec *t = add_spec(b, stem, ".weight");
-    add_part(t, whole(s, 0, slot_rows(b->c, b->layer, s)));
-    finish(b, t, TENSOR_MATRIX);
+    add_all(b, stem, ".weight", w, TENSOR_NORM);
+    if (b->c->norm == NORM_LAYER && bias != N_SLOTS)
+        add_all(b, stem, ".bias", bias, TENSOR_BIAS);
 }
 
 static void split_stacked(const struct model_config *c, struct tensor_spec *t, enum slot q,
@@ -483,19 +488,9 @@ static void add_gated_q(struct builder *b, const char *stem)
                (const int64_t[]){c->d_head, c->d_head}, (const int64_t[]){0, q_dim(c, 0)});
 }
 
-/* Adds the vector `stem` of a recurrent layer. */
-static struct tensor_spec *add_vector(struct builder *b, const char *stem, enum slot s,
-                                      enum tensor_kind kind)
-{
-    struct tensor_spec *t = add_spec(b, stem, "");
-    add_part(t, whole(s, 0, slot_rows(b->c, b->layer, s)));
-    finish(b, t, kind);
-    return t;
-}
-
 static void add_conv(struct builder *b, const char *stem)
 {
-    struct tensor_spec *t = add_vector(b, stem, SLOT_CONV, TENSOR_MATRIX);
+    struct tensor_spec *t = add_all(b, stem, "", SLOT_CONV, TENSOR_MATRIX);
     t->n_dims = 3;
     t->n_conv = b->c->recurrence.n_conv;
 }
@@ -508,7 +503,7 @@ static void add_short_conv(struct builder *b)
     add_groups(b, "conv.in_proj", 1, 3, (const enum slot[]){SLOT_MIX, SLOT_MIX, SLOT_MIX},
                (const int64_t[]){v, v, v}, (const int64_t[]){0, 2 * v, v});
     add_conv(b, "conv.conv.weight");
-    add_linear(b, "conv.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, b->c->n_embd);
+    add_matrix(b, "conv.out_proj", SLOT_MIX_OUT);
 }
 
 /* Adds the tensors of a layer of Mamba-2.  The files have x before B and C, which are v, k and q
@@ -532,11 +527,11 @@ static void add_mamba(struct builder *b)
                    (const int64_t[]){2 * q, q, 0});
     finish(b, t, TENSOR_BIAS);
     snprintf(strrchr(t->name, '.'), sizeof ".weight", ".bias");
-    add_vector(b, "mamba.A_log", SLOT_A_LOG, TENSOR_RATE);
-    add_vector(b, "mamba.D", SLOT_SKIP, TENSOR_FACTOR);
-    add_vector(b, "mamba.dt_bias", SLOT_DT, TENSOR_BIAS);
-    add_vector(b, "mamba.norm.weight", SLOT_MIX_NORM, TENSOR_FACTOR);
-    add_linear(b, "mamba.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, b->c->n_embd);
+    add_all(b, "mamba.A_log", "", SLOT_A_LOG, TENSOR_RATE);
+    add_all(b, "mamba.D", "", SLOT_SKIP, TENSOR_FACTOR);
+    add_all(b, "mamba.dt_bias", "", SLOT_DT, TENSOR_BIAS);
+    add_all(b, "mamba.norm.weight", "", SLOT_MIX_NORM, TENSOR_FACTOR);
+    add_matrix(b, "mamba.out_proj", SLOT_MIX_OUT);
 }
 
 /* Adds a recurrent layer's own tensors.  qwen3_next has those of beta and a in one, by heads of Q,
@@ -564,10 +559,10 @@ static void add_recurrence(struct builder *b)
         add_linear(b, "linear_attn.in_proj_a", SLOT_MIX_BA, N_SLOTS, r->n_v, r->n_v);
     }
     add_conv(b, "linear_attn.conv1d.weight");
-    add_vector(b, "linear_attn.A_log", SLOT_A_LOG, TENSOR_RATE);
-    add_vector(b, "linear_attn.dt_bias", SLOT_DT, TENSOR_BIAS);
-    add_vector(b, "linear_attn.norm.weight", SLOT_MIX_NORM, TENSOR_FACTOR);
-    add_linear(b, "linear_attn.out_proj", SLOT_MIX_OUT, N_SLOTS, 0, c->n_embd);
+    add_all(b, "linear_attn.A_log", "", SLOT_A_LOG, TENSOR_RATE);
+    add_all(b, "linear_attn.dt_bias", "", SLOT_DT, TENSOR_BIAS);
+    add_all(b, "linear_attn.norm.weight", "", SLOT_MIX_NORM, TENSOR_FACTOR);
+    add_matrix(b, "linear_attn.out_proj", SLOT_MIX_OUT);
 }
 
 /* Adds W_k, whose rows are also those of W_v. */
@@ -587,7 +582,7 @@ static void add_latent(struct builder *b)
     int64_t rope = c->d_rope, rank = config_kv_rank(c);
     bool of_low = c->latent.q_rank > 0;
     if (of_low) {
-        add_linear(b, "self_attn.q_a_proj", SLOT_QA, N_SLOTS, 0, c->latent.q_rank);
+        add_matrix(b, "self_attn.q_a_proj", SLOT_QA);
         add_norm(b, "self_attn.q_a_layernorm", SLOT_Q_NORM, N_SLOTS);
     }
     add_groups(b, of_low ? "self_attn.q_b_proj" : "self_attn.q_proj", c->n_heads, 2,
@@ -598,10 +593,8 @@ static void add_latent(struct builder *b)
                (const enum slot[]){SLOT_WKV, SLOT_WKV}, (const int64_t[]){rank, rope},
                (const int64_t[]){rope, 0});
     add_norm(b, "self_attn.kv_a_layernorm", SLOT_K_NORM, N_SLOTS);
-    add_linear(b, "self_attn.k_b_proj", SLOT_UK, N_SLOTS, 0,
-               slot_rows(c, b->layer, SLOT_UK));
-    add_linear(b, "self_attn.v_b_proj", SLOT_UV, N_SLOTS, 0,
-               slot_rows(c, b->layer, SLOT_UV));
+    add_matrix(b, "self_attn.k_b_proj", SLOT_UK);
+    add_matrix(b, "self_attn.v_b_proj", SLOT_UV);
 }
 
 static void add_qkv(struct builder *b, const struct names *n)
@@ -630,11 +623,8 @@ static void add_qkv(struct builder *b, const struct names *n)
         if (!reads)
             add_norm(b, n->k_norm, SLOT_K_NORM, N_SLOTS);
     }
-    if (c->attn_sinks) {
-        struct tensor_spec *t = add_spec(b, SINKS_NAME, "");
-        add_part(t, whole(SLOT_SINKS, 0, c->n_heads));
-        finish(b, t, TENSOR_BIAS);
-    }
+    if (c->attn_sinks)
+        add_all(b, SINKS_NAME, "", SLOT_SINKS, TENSOR_BIAS);
 }
 
 /* Adds a matrix of expert e, whose rows go to [dst_row, + n_rows) of slot w. */
@@ -657,7 +647,7 @@ static void add_gated(struct builder *b, const char *stem, enum slot up, enum sl
     snprintf(name, sizeof name, "%s.up_proj", stem);
     add_linear(b, name, up, N_SLOTS, n_ffn, n_ffn);
     snprintf(name, sizeof name, "%s.down_proj", stem);
-    add_linear(b, name, down, N_SLOTS, 0, b->c->n_embd);
+    add_matrix(b, name, down);
 }
 
 static void add_experts(struct builder *b, const struct names *n)
@@ -666,7 +656,7 @@ static void add_experts(struct builder *b, const struct names *n)
     add_linear(b, n->router, SLOT_ROUTER, c->router_sigmoid ? N_SLOTS : SLOT_B_ROUTER, 0,
                c->n_experts);
     if (c->router_sigmoid)
-        add_vector(b, ROUTER_BIAS_NAME, SLOT_B_ROUTER, TENSOR_BIAS);
+        add_all(b, ROUTER_BIAS_NAME, "", SLOT_B_ROUTER, TENSOR_BIAS);
     for (int e = 0; e < c->n_experts; e++) {
         int64_t first = (int64_t)e * 2 * c->n_ffn;
         add_expert_matrix(b, n, e, n->gate, SLOT_UP, first, c->n_ffn);
@@ -681,7 +671,7 @@ static void add_experts(struct builder *b, const struct names *n)
                                                    : "mlp.shared_experts",
               SLOT_SHARED_UP, SLOT_SHARED_DOWN, c->n_shared_ffn);
     if (c->shared_is_gated)
-        add_linear(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE, N_SLOTS, 0, 1);
+        add_matrix(b, "mlp.shared_expert_gate", SLOT_SHARED_GATE);
 }
 
 static void add_mlp(struct builder *b, const struct names *n)
@@ -691,8 +681,8 @@ static void add_mlp(struct builder *b, const struct names *n)
     if (has_experts)
         add_experts(b, n);
     if (c->dense_beside) {
-        add_vector(b, "router.scale", SLOT_ROUTER_SCALE, TENSOR_FACTOR);
-        add_vector(b, "router.per_expert_scale", SLOT_EXPERT_SCALE, TENSOR_FACTOR);
+        add_all(b, "router.scale", "", SLOT_ROUTER_SCALE, TENSOR_FACTOR);
+        add_all(b, "router.per_expert_scale", "", SLOT_EXPERT_SCALE, TENSOR_FACTOR);
         add_norm(b, "post_feedforward_layernorm_1", SLOT_DENSE_POST_W, N_SLOTS);
         add_norm(b, "pre_feedforward_layernorm_2", SLOT_EXPERTS_W, N_SLOTS);
         add_norm(b, "post_feedforward_layernorm_2", SLOT_EXPERTS_POST_W, N_SLOTS);
@@ -736,13 +726,12 @@ static void add_layer(struct builder *b, const struct names *n)
     if (n->post2 != NULL)
         add_norm(b, n->post2, SLOT_POST2_W, N_SLOTS);
     if (b->c->n_layer_embd > 0) {
-        add_linear(b, "per_layer_input_gate", SLOT_LAYER_GATE, N_SLOTS, 0,
-                   b->c->n_layer_embd);
-        add_linear(b, "per_layer_projection", SLOT_LAYER_OUT, N_SLOTS, 0, b->c->n_embd);
+        add_matrix(b, "per_layer_input_gate", SLOT_LAYER_GATE);
+        add_matrix(b, "per_layer_projection", SLOT_LAYER_OUT);
         add_norm(b, "post_per_layer_input_norm", SLOT_LAYER_NORM, N_SLOTS);
     }
     if (b->c->out_scaled)
-        add_vector(b, "layer_scalar", SLOT_OUT_SCALE, TENSOR_FACTOR);
+        add_all(b, "layer_scalar", "", SLOT_OUT_SCALE, TENSOR_FACTOR);
 }
 
 void tensor_list_make(struct tensor_list *out, const struct model_config *c)
@@ -751,12 +740,11 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     *out = (struct tensor_list){.prefix = n.prefix};
     struct builder b = {.c = c, .list = out};
     /* A tied embedding table is the packed head, from which embedding rows are also read. */
-    add_table(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
+    add_matrix(&b, n.embed, c->tie_word_embeddings ? SLOT_HEAD : SLOT_EMBED);
     if (n.positions != NULL && (c->position == POSITION_LEARNED || c->n_layer_embd > 0))
-        add_table(&b, n.positions, SLOT_POSITIONS);
+        add_matrix(&b, n.positions, SLOT_POSITIONS);
     if (c->n_layer_embd > 0) {
-        add_linear(&b, "model.per_layer_model_projection", SLOT_LAYER_IN, N_SLOTS, 0,
-                   slot_rows(c, 0, SLOT_LAYER_IN));
+        add_matrix(&b, "model.per_layer_model_projection", SLOT_LAYER_IN);
         add_norm(&b, "model.per_layer_projection_norm", SLOT_LAYER_IN_NORM, N_SLOTS);
     }
     b.layer_name = n.layer;
@@ -772,7 +760,7 @@ void tensor_list_make(struct tensor_list *out, const struct model_config *c)
     for (int i = 0; i < c->n_behind; i++) {
         enum slot s = i == 0 ? SLOT_DENSE_1 : SLOT_DENSE_2;
         /* the names of GGUF files; a folder has each in a folder of its own, as "linear" */
-        add_linear(&b, i == 0 ? "dense_2" : "dense_3", s, N_SLOTS, 0, slot_rows(c, 0, s));
+        add_matrix(&b, i == 0 ? "dense_2" : "dense_3", s);
     }
 }
 
