@@ -1219,7 +1219,7 @@ static int pack_all(struct store *s, struct repack_counts *out, struct err *err)
 {
     struct repack *r;
     bool more = true;
-    int rc = repack_open(s, INT64_MAX, &r, err);
+    int rc = repack_open(s, &r, err);
     if (rc != 0)
         return rc;
     while (rc == 0 && more)

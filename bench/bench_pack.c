@@ -88,12 +88,7 @@ static int record_add(struct store_reader *reader, const struct store_hit *hit, 
 {
     struct store_read read = {
         .hit = hit, .layer = layer, .kind = kind, .dst = block, .dst_bytes = block_bytes};
-    struct store_read *one = &read, *done[1];
-    int n_done = 0, rc = store_reader_submit(reader, &one, 1, err);
-    if (rc == 0)
-        rc = store_reader_wait(reader, done, 1, &n_done, err);
-    if (rc == 0)
-        rc = store_read_check(&read, err);
+    int rc = store_reader_read(reader, &read, err);
     if (rc == 0 && read.is_packed)
         rc = err_set(err, ERR_USAGE,
                      "the store's records are packed; save some with --pack off");

@@ -68,22 +68,23 @@ static int fill_store(struct lab *b, struct err *err)
     return rc;
 }
 
-static int look_up(struct lab *b, char *why, size_t n_why, struct err *err)
+static void look_up(struct lab *b, char *why, size_t n_why)
 {
-    return store_lookup(b->k.store, b->chain.keys, b->max_chunks, b->hits, &b->n_hits, why,
-                        n_why, err);
+    b->n_hits = store_lookup(b->k.store, NULL, b->chain.keys, b->max_chunks, b->hits, why,
+                             n_why);
 }
 
 static int find_context(struct lab *b, struct err *err)
 {
     char why[200];
-    int rc = look_up(b, why, sizeof why, err);
-    if (rc == 0 && b->n_hits < b->max_chunks) {
+    int rc = 0;
+    look_up(b, why, sizeof why);
+    if (b->n_hits < b->max_chunks) {
         store_release(b->k.store, b->hits, b->n_hits);
         b->n_hits = 0;
         rc = fill_store(b, err);
         if (rc == 0)
-            rc = look_up(b, why, sizeof why, err);
+            look_up(b, why, sizeof why);
     }
     if (rc == 0 && b->n_hits < b->max_chunks)
         rc = err_set(err, ERR_NOT_FOUND, "only %d of %d chunks could be stored: %s",
@@ -464,8 +465,9 @@ static int read_group(struct reading *r, int layer, enum store_kind kind, int fi
                                        .user = &r->left[r->slot]};
         ptr[j] = &reads[j];
     }
-    if (rc != 0 || (rc = store_reader_submit(r->b->reader, ptr, n, err)) != 0)
+    if (rc != 0)
         return rc;
+    store_reader_submit(r->b->reader, ptr, n);
     r->in_flight += n;
     r->left[r->slot] = n;
     r->slot = (r->slot + 1) % r->n_slots;

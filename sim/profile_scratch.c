@@ -126,8 +126,7 @@ static int fill(struct profile_scratch *s, const struct model *m, struct err *er
         rc = store_commit(s->store, err);
     s->hits = xcalloc((size_t)n_chunks, sizeof *s->hits);
     if (rc == 0)
-        rc = store_lookup(s->store, s->chain.keys, n_chunks, s->hits, &s->n_hits, NULL, 0,
-                          err);
+        s->n_hits = store_lookup(s->store, NULL, s->chain.keys, n_chunks, s->hits, NULL, 0);
     if (rc == 0 && s->n_hits < n_chunks)
         rc = err_set(err, ERR_CORRUPT, "only %d of %d chunks came back", s->n_hits,
                      n_chunks);

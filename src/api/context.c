@@ -95,35 +95,31 @@ static void tell_where(struct hcache *h, const struct keys *k, int n_hits,
 }
 
 /* Fills *out: how much of the context is stored and could be restored, where, and why no more. */
-static int look_up(struct hcache *h, const struct keys *k, const struct hcache_context *c,
-                   struct hcache_found *out, struct err *err)
+static void look_up(struct hcache *h, const struct keys *k, const struct hcache_context *c,
+                    struct hcache_found *out)
 {
     /* The prompt's last token is always computed, for its logits, so it is never looked up. */
-    int want = c->n > 0 ? (int)(c->n - k->cut - 1) / STORE_CHUNK_TOKENS : 0, n_hits = 0;
+    int want = c->n > 0 ? (int)(c->n - k->cut - 1) / STORE_CHUNK_TOKENS : 0;
     struct store_hit *hits = xcalloc((size_t)want + 1, sizeof *hits);
     const struct model_config *cfg = &h->k.model->cfg;
     const struct layer_set apart = save_apart(cfg);
     struct store_stats st;
     out->truncated_tokens = (int)k->cut;
     out->wanted_tokens = want * STORE_CHUNK_TOKENS;
-    int rc = store_lookup(h->k.store, k->seen, want, hits, &n_hits, out->why,
-                          sizeof out->why, err);
-    if (rc == 0 && n_hits < want && strcmp(out->why, STORE_WHY_ABSENT) == 0)
+    int n_hits = store_lookup(h->k.store, NULL, k->seen, want, hits, out->why,
+                              sizeof out->why);
+    if (n_hits < want && strcmp(out->why, STORE_WHY_ABSENT) == 0)
         tell_where(h, k, n_hits, c, out);
-    if (rc == 0) {
-        store_stats(h->k.store, &st);
-        int m = save_resumable(cfg, &apart, hits, n_hits, 0, n_hits * STORE_CHUNK_TOKENS);
-        if (m < n_hits)
-            snprintf(out->why, sizeof out->why, SAVE_WHY_WINDOWS,
-                     n_hits * STORE_CHUNK_TOKENS, (int)cfg->sliding_window,
-                     m * STORE_CHUNK_TOKENS);
-        out->stored_tokens = m * STORE_CHUNK_TOKENS;
-        out->tier = st.tier;
-        describe_layers(hits, m, cfg, out->layers);
-        store_release(h->k.store, hits, n_hits);
-    }
+    store_stats(h->k.store, &st);
+    int m = save_resumable(cfg, &apart, hits, n_hits, 0, n_hits * STORE_CHUNK_TOKENS);
+    if (m < n_hits)
+        snprintf(out->why, sizeof out->why, SAVE_WHY_WINDOWS, n_hits * STORE_CHUNK_TOKENS,
+                 (int)cfg->sliding_window, m * STORE_CHUNK_TOKENS);
+    out->stored_tokens = m * STORE_CHUNK_TOKENS;
+    out->tier = st.tier;
+    describe_layers(hits, m, cfg, out->layers);
+    store_release(h->k.store, hits, n_hits);
     free(hits);
-    return rc;
 }
 
 int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
@@ -133,7 +129,7 @@ int hcache_cache_lookup(struct hcache *h, const struct hcache_context *c,
     *out = (struct hcache_found){0};
     int rc = keys_make(h, c, &k, err);
     if (rc == 0)
-        rc = look_up(h, &k, c, out, hcache_inner(err));
+        look_up(h, &k, c, out);
     keys_free(&k);
     return rc;
 }

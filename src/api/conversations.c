@@ -309,7 +309,7 @@ static int db_vfs_open(struct conversations *c, struct err *err)
     static atomic_uint counter;
     char *name = xasprintf("hcache-conversations-%u", atomic_fetch_add(&counter, 1));
     c->io = io_pread_open();
-    int rc = vfs_register(c->io, name, false, err);
+    int rc = vfs_register(c->io, name, VFS_WRITE, err);
     if (rc == 0) {
         c->vfs_name = name;
         vfs_use_seal(name, c->o.seal);

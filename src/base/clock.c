@@ -89,10 +89,14 @@ void clock_cond_init(pthread_cond_t *c)
     pthread_condattr_destroy(&monotonic);
 }
 
+bool clock_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, int64_t until_ns)
+{
+    struct timespec t = {.tv_sec = (time_t)(until_ns / 1000000000),
+                         .tv_nsec = (long)(until_ns % 1000000000)};
+    return pthread_cond_timedwait(c, lock, &t) == ETIMEDOUT;
+}
+
 bool clock_cond_wait(pthread_cond_t *c, pthread_mutex_t *lock, int64_t ns)
 {
-    int64_t until = clock_now_ns() + ns;
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                         .tv_nsec = (long)(until % 1000000000)};
-    return pthread_cond_timedwait(c, lock, &t) == ETIMEDOUT;
+    return clock_cond_wait_until(c, lock, clock_now_ns() + ns);
 }

@@ -28,7 +28,9 @@ void clock_sleep_ns(int64_t ns);
 /* Makes a condition variable whose timed waits use the monotonic clock, so that setting the
  * system's clock does not affect them. */
 void clock_cond_init(pthread_cond_t *c);
-/* Waits for such a condition variable, at most ns. Returns true if the time ran out. */
+/* Wait for such a condition variable: until clock_now_ns() is until_ns, or at most ns. Return true
+ * if the time ran out. */
+bool clock_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, int64_t until_ns);
 bool clock_cond_wait(pthread_cond_t *c, pthread_mutex_t *lock, int64_t ns);
 
 /* Processor time of all threads of this process together. */

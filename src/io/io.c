@@ -224,6 +224,40 @@ int io_file_pread_some(struct io_file *f, void *buf, size_t n, uint64_t offset, 
     return io_transfer_err(f, IO_READ, n, offset, rc, err);
 }
 
+int io_read_head(struct io *io, const char *path, void *out, size_t n, size_t *got,
+                 struct err *err)
+{
+    struct io_file *f = NULL;
+    memset(out, 0, n);
+    *got = 0;
+    int rc = io_file_open(io, path, IO_READ_ONLY, &f, err);
+    if (rc == 0)
+        rc = io_file_pread_some(f, out, n, 0, got, err);
+    io_file_close(f);
+    return rc == -ENOENT ? 0 : rc;
+}
+
+int io_write_durably(struct io *io, const char *path, unsigned flags, const void *bytes,
+                     size_t n, uint64_t offset, struct err *err)
+{
+    struct io_file *f = NULL;
+    int rc = io_file_open(io, path, flags, &f, err);
+    if (rc == 0)
+        rc = io_file_pwrite(f, bytes, n, offset, err);
+    if (rc == 0)
+        rc = io_file_sync(f, err);
+    io_file_close(f);
+    return rc;
+}
+
+int io_touch(struct io *io, const char *path, struct err *err)
+{
+    struct io_file *f = NULL;
+    int rc = io_file_open(io, path, IO_CREATE, &f, err);
+    io_file_close(f);
+    return rc == 0 ? io_parent_sync(io, path, err) : rc;
+}
+
 int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset,
                    struct err *err)
 {

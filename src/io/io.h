@@ -122,6 +122,16 @@ int io_file_pwrite(struct io_file *f, const void *buf, size_t n, uint64_t offset
 int io_file_pread_some(struct io_file *f, void *buf, size_t n, uint64_t offset, size_t *got,
                        struct err *err);
 
+/* Reads the first n bytes of the file at `path`, and zeros where it has no bytes. *got is the
+ * number of bytes read. A missing file counts as empty. */
+int io_read_head(struct io *io, const char *path, void *out, size_t n, size_t *got,
+                 struct err *err);
+/* Writes n bytes to the file at `path` from `offset` on, and syncs it. flags are IO_CREATE or 0. */
+int io_write_durably(struct io *io, const char *path, unsigned flags, const void *bytes,
+                     size_t n, uint64_t offset, struct err *err);
+/* Makes an empty file if there is none at `path`. Its name is durable when it returns 0. */
+int io_touch(struct io *io, const char *path, struct err *err);
+
 /* Makes a file's content durable (fdatasync). When it returns 0, every write, truncate, allocate
  * and punch on this file that had returned (or completed) before the call survives a crash. After a
  * failure the state of all writes since the last good sync is unknown, and every later sync of this

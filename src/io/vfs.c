@@ -9,7 +9,7 @@
  * 3. Reads past the end are zero-filled, as SQLite requires.
  * 4. What is cut from a file or deleted with it is overwritten first (io_erase.h): a log holds the
  *    rows that were dropped. Its header goes first, durably, so no part of it is ever replayed.
- * 5. A VFS for reading only changes nothing. SQLite makes a log for each database in WAL mode;
+ * 5. A VFS that does not write changes nothing. SQLite makes a log for each database in WAL mode;
  *    here a missing log is an empty file without io_file.
  * 6. An encrypted file is written in whole blocks of 16 bytes. SQLite syncs up to the beginning of
  *    a sector and never writes before it again. So no block with synced bytes is written again. */
@@ -35,7 +35,7 @@ struct vfs {
     struct io *io;
     char *name;
     const struct seal *seal; /* NULL: files are not encrypted */
-    bool read_only;
+    enum vfs_use use;
 };
 
 /* Kinds of pages (seal.h). Encrypted files are cut into pages of UNIT bytes, which all sizes of
@@ -46,8 +46,10 @@ enum { UNIT = 512, BLOCK = 16 };
 struct vfs_file { /* lies in memory that SQLite allocates */
     sqlite3_file base;
     struct vfs *vfs;
-    struct io_file *file; /* NULL: the log is missing, and is opened for reading only */
-    bool name_unsynced;   /* its folder has not been synced since the file was opened */
+    struct io_file *file; /* NULL: the file was copied, or it is a log that is missing */
+    uint8_t *copy;        /* [n_copied] the file's bytes with VFS_COPY; else NULL */
+    size_t n_copied;
+    bool name_unsynced; /* its folder has not been synced since the file was opened */
     bool locked;
     uint64_t kind;
 };
@@ -64,7 +66,7 @@ static struct vfs_file *file_of(sqlite3_file *f)
 
 static bool vfs_is_read_only(sqlite3_file *f)
 {
-    return file_of(f)->vfs->read_only;
+    return file_of(f)->vfs->use != VFS_WRITE;
 }
 
 /* Code of this thread's last failure, for SQLite's log and sqlite3_system_errno. */
@@ -82,7 +84,36 @@ static int failed(int sqlite_code, const struct err *err)
 static int file_close(sqlite3_file *base)
 {
     io_file_close(file_of(base)->file);
+    free(file_of(base)->copy);
     return SQLITE_OK;
+}
+
+/* Reads n bytes at a place, or as many as there are, from the file or its copy. */
+static int bytes_read(const struct vfs_file *f, void *buf, size_t n, uint64_t at,
+                      size_t *got, struct err *err)
+{
+    if (f->file != NULL)
+        return io_file_pread_some(f->file, buf, n, at, got, err);
+    *got = at < f->n_copied ? MIN(n, f->n_copied - (size_t)at) : 0;
+    if (*got > 0)
+        memcpy(buf, f->copy + at, *got);
+    return 0;
+}
+
+/* Reads an open file into memory, and closes it. */
+static int file_copy(struct vfs_file *f, struct err *err)
+{
+    uint64_t size = 0;
+    int rc = io_file_size(f->file, &size, err);
+    if (rc == 0 && (f->copy = mem_try(size + 1)) == NULL)
+        rc = err_set(err, -ENOMEM, "no memory for a copy of %s", io_file_path(f->file));
+    if (rc == 0)
+        rc = io_file_pread_some(f->file, f->copy, size, 0, &f->n_copied, err);
+    io_file_close(f->file);
+    f->file = NULL;
+    if (rc != 0)
+        free(f->copy);
+    return rc;
 }
 
 static const char sqlite_magic[SEAL_HEAD_BYTES] = "SQLite format 3";
@@ -103,20 +134,20 @@ static void units_crypt(const struct vfs_file *f, uint8_t *bytes, size_t n, uint
 
 /* Reads and decrypts the units that hold [at, at + n), or as much of them as the file has. Returns
  * memory for all of them, from *first on, which the caller frees. */
-static uint8_t *units_read(struct vfs_file *f, uint64_t at, size_t n, uint64_t *first,
+static uint8_t *units_read(const struct vfs_file *f, uint64_t at, size_t n, uint64_t *first,
                            size_t *n_all, size_t *got, int *rc, struct err *err)
 {
     *first = at - at % UNIT;
     *n_all = (size_t)(round_up(at + n, UNIT) - *first);
     uint8_t *all = xcalloc(1, *n_all);
-    *rc = io_file_pread_some(f->file, all, *n_all, *first, got, err);
+    *rc = bytes_read(f, all, *n_all, *first, got, err);
     *got = *rc == 0 ? *got - *got % BLOCK : 0;
     units_crypt(f, all, *got, *first, false);
     return all;
 }
 
-static int sealed_read(struct vfs_file *f, uint8_t *buf, size_t n, uint64_t at, size_t *got,
-                       struct err *err)
+static int sealed_read(const struct vfs_file *f, void *buf, size_t n, uint64_t at,
+                       size_t *got, struct err *err)
 {
     uint64_t first;
     size_t n_all, here;
@@ -152,12 +183,8 @@ static int file_read(sqlite3_file *base, void *buf, int n, sqlite3_int64 offset)
     struct vfs_file *f = file_of(base);
     struct err err;
     size_t got = 0;
-    int rc = 0;
-    if (f->file != NULL)
-        rc = f->vfs->seal != NULL
-                 ? sealed_read(f, buf, (size_t)n, (uint64_t)offset, &got, &err)
-                 : io_file_pread_some(f->file, buf, (size_t)n, (uint64_t)offset, &got,
-                                      &err);
+    int rc = (f->vfs->seal != NULL ? sealed_read : bytes_read)(
+        f, buf, (size_t)n, (uint64_t)offset, &got, &err);
     if (rc != 0)
         return failed(SQLITE_IOERR_READ, &err);
     if (got == (size_t)n)
@@ -214,7 +241,7 @@ static int file_size(sqlite3_file *base, sqlite3_int64 *size)
 {
     struct io_file *file = file_of(base)->file;
     struct err err;
-    uint64_t size_bytes = 0;
+    uint64_t size_bytes = file_of(base)->n_copied;
     if (file != NULL && io_file_size(file, &size_bytes, &err) != 0)
         return failed(SQLITE_IOERR_FSTAT, &err);
     *size = (sqlite3_int64)size_bytes;
@@ -225,7 +252,7 @@ static int file_lock(sqlite3_file *base, int level)
 {
     struct vfs_file *f = file_of(base);
     struct err err;
-    if (level == SQLITE_LOCK_NONE || f->locked)
+    if (level == SQLITE_LOCK_NONE || f->locked || f->file == NULL)
         return SQLITE_OK;
     int rc = io_file_lock(f->file, &err);
     if (rc == ERR_BUSY)
@@ -296,7 +323,7 @@ static const sqlite3_io_methods file_methods = {
 
 static unsigned open_flags(const struct vfs *v, int flags)
 {
-    if (v->read_only || (flags & SQLITE_OPEN_READONLY) != 0)
+    if (v->use != VFS_WRITE || (flags & SQLITE_OPEN_READONLY) != 0)
         return IO_READ_ONLY;
     unsigned f = (flags & SQLITE_OPEN_CREATE) != 0 ? IO_CREATE : 0;
     return f | ((flags & SQLITE_OPEN_EXCLUSIVE) != 0 ? IO_EXCL : 0);
@@ -318,8 +345,12 @@ static int vfs_open(sqlite3_vfs *base, const char *path, sqlite3_file *out, int 
         return failed(SQLITE_CANTOPEN, &err);
     }
     int rc = io_file_open(v->io, path, open_flags(v, flags), &f->file, &err);
-    if (rc != 0 && !(rc == -ENOENT && v->read_only && (flags & SQLITE_OPEN_WAL) != 0))
-        return failed(SQLITE_CANTOPEN, &err);
+    if (rc == 0 && v->use == VFS_COPY)
+        rc = file_copy(f, &err);
+    else if (rc == -ENOENT && v->use != VFS_WRITE && (flags & SQLITE_OPEN_WAL) != 0)
+        rc = 0;
+    if (rc != 0)
+        return failed(rc == -ENOMEM ? SQLITE_NOMEM : SQLITE_CANTOPEN, &err);
     f->name_unsynced = true;
     f->base.pMethods = &file_methods;
     if (out_flags != NULL)
@@ -331,7 +362,7 @@ static int vfs_delete(sqlite3_vfs *base, const char *path, int sync_folder)
 {
     struct io *io = vfs_of(base)->io;
     struct err err;
-    if (vfs_of(base)->read_only)
+    if (vfs_of(base)->use != VFS_WRITE)
         return SQLITE_READONLY;
     int rc = io_erase(io, path, &err);
     if (rc == -ENOENT)
@@ -405,14 +436,14 @@ static int vfs_last_error(sqlite3_vfs *base, int n, char *out)
 
 /* ---- Registration ------------------------------------------------------------------------ */
 
-int vfs_register(struct io *io, const char *name, bool read_only, struct err *err)
+int vfs_register(struct io *io, const char *name, enum vfs_use use, struct err *err)
 {
     if (sqlite3_vfs_find(name) != NULL)
         return err_set(err, ERR_BUSY, "SQLite already has a VFS named %s", name);
     struct vfs *v = xcalloc(1, sizeof *v);
     v->io = io;
     v->name = xstrdup(name);
-    v->read_only = read_only;
+    v->use = use;
     v->base = (sqlite3_vfs){
         .iVersion = 2,
         .szOsFile = sizeof(struct vfs_file),

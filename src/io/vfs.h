@@ -23,12 +23,16 @@
 struct io;
 struct seal;
 
+enum vfs_use {
+    VFS_WRITE,
+    VFS_READ, /* Every file is opened for reading only. A missing log counts as empty. */
+    /* As VFS_READ, and each file is read into memory when it is opened, without a lock. SQLite
+     * opens a database's log at the first read. */
+    VFS_COPY,
+};
 /* Registers the VFS under `name` (copied), never as the default. The io must outlive the
- * registration. Returns ERR_BUSY if the name is taken.
- *
- * read_only: every file is opened for reading only, so a medium that cannot be written is
- * enough. A missing log counts as empty. */
-int vfs_register(struct io *io, const char *name, bool read_only, struct err *err);
+ * registration. Returns ERR_BUSY if the name is taken. */
+int vfs_register(struct io *io, const char *name, enum vfs_use use, struct err *err);
 /* Encrypts the files of a VFS (seal_file.h, in place) from now on, unless seal is NULL. No file may
  * be open. The seal must outlive the registration. */
 void vfs_use_seal(const char *name, const struct seal *seal);

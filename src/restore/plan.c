@@ -81,6 +81,7 @@ static int choose_method(const struct plan_request *req, const struct plan_effor
     return err_set(e, ERR_USAGE, "plan request: there is no mode %d", (int)req->mode);
 }
 
+/* Fills out->io_order with the layers that are read, in the order of their reads. */
 static void order_reads(const struct plan_request *req, struct plan *out)
 {
     struct pipe_job job[PLAN_MAX_LAYERS];

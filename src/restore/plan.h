@@ -209,7 +209,7 @@ struct plan_range {
 };
 
 /* Returns 'R', 'H' or 'K' for one layer of one range under the plan's letter; 0 if impossible. */
-char plan_range_method(char method, uint8_t mask, bool h_free);
+char plan_range_method(char method, uint8_t mask);
 
 /* Chooses how many leading ranges to restore (*n_used, possibly 0).
  *

@@ -126,7 +126,7 @@ static bool is_worth(const struct cuts *k, const struct sample *x)
 static int last_lost(const struct plan_range *r, int n_layers)
 {
     int i = n_layers - 1;
-    while (i >= 0 && plan_range_method('H', r->mask[i], false) != 0)
+    while (i >= 0 && plan_range_method('H', r->mask[i]) != 0)
         i--;
     return i;
 }

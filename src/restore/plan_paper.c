@@ -36,6 +36,8 @@ static struct means mean_costs(const struct plan_request *q)
     return m;
 }
 
+/* Returns L_H, the number of layers that are restored from hidden states. *other gets the method of
+ * the other layers, 'K' or 'R'. */
 static int closed_form_h(int n_layers, struct means m, char *other)
 {
     *other = m.c_h > m.io_h ? 'K' : 'R';

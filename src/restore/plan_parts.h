@@ -111,11 +111,6 @@ void range_sums_at(const struct stored_ranges *c, int n_ranges, struct range_sum
 void range_request(const struct stored_ranges *c, const struct range_sums *s,
                    struct plan_request *req);
 
-/* plan_io_s returns the time on the lane that all stages share; with one stage that is all of
- * its I/O. plan_up_s returns the time on the bus of the layer's stage. */
-double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
-double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind);
-
 /* ---- plan_cut.c: how much of a chain ---- */
 
 /* Plans to restore the first n_used ranges. */

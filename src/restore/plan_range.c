@@ -13,17 +13,6 @@
 #include "base/minmax.h"
 #include "restore/plan_parts.h"
 
-double plan_io_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
-{
-    return p->n_stages > 1 ? platform_read_s(p, tier, n, kind)
-                           : platform_io_s(p, tier, n, kind);
-}
-
-double plan_up_s(const struct platform *p, int tier, int64_t n, enum platform_record kind)
-{
-    return p->n_stages > 1 ? platform_up_s(p, tier, n, kind) : 0;
-}
-
 /* Seconds of the I/O lane and of the bus, and bytes, per kind of record. */
 struct record_cost {
     double io_s[2], up_s[2], unpack_s[2], stored_bytes[2];
@@ -140,9 +129,9 @@ void plan_request_from_platform(const struct platform *p, int tier, int64_t n_hi
     fill_lanes(p, tier, n_history, n_new, layer, prefill_s, req);
 }
 
-char plan_range_method(char method, uint8_t mask, bool h_free)
+char plan_range_method(char method, uint8_t mask)
 {
-    bool h = (mask & (PLAN_HAS_H | PLAN_STATE)) || h_free, kv = mask & PLAN_HAS_KV;
+    bool h = mask & (PLAN_HAS_H | PLAN_STATE), kv = mask & PLAN_HAS_KV;
     switch (method) {
     case 'R':
         return 'R';
@@ -163,7 +152,7 @@ enum { TOKENS = 64 }; /* tokens of a chunk; a restore begins at a multiple of th
 static struct range_share share_of(char letter, uint8_t mask, int64_t n_tokens,
                                    const struct record_cost *cost)
 {
-    char method = plan_range_method(letter, mask, false);
+    char method = plan_range_method(letter, mask);
     if (mask & PLAN_STATE)
         return (struct range_share){.io_s = cost->state_io_s,
                                     .unpack_s = cost->state_comp_s};

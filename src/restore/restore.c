@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -328,13 +327,11 @@ size_t restore_pipeline_bytes(const struct restore_pipeline *r)
 
 bool restore_pipeline_wait(struct restore_pipeline *rr, int64_t timeout_ns)
 {
-    int64_t t0 = clock_now_ns(), until = t0 + timeout_ns;
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                         .tv_nsec = (long)(until % 1000000000)};
-    int rc = 0;
+    int64_t t0 = clock_now_ns();
+    bool is_late = false;
     pthread_mutex_lock(&rr->lock);
-    while (rr->n_news == rr->n_seen && rc != ETIMEDOUT)
-        rc = pthread_cond_timedwait(&rr->for_compute, &rr->lock, &t);
+    while (rr->n_news == rr->n_seen && !is_late)
+        is_late = clock_cond_wait_until(&rr->for_compute, &rr->lock, t0 + timeout_ns);
     bool news = rr->n_news != rr->n_seen;
     int64_t ns = clock_now_ns() - t0;
     for (struct restore *r = rr->runs; r != NULL; r = r->next)
@@ -405,7 +402,7 @@ char restore_method_of(const struct restore *r, int layer, int chunk)
         return 'S';
     if (r->takes_kv != NULL && r->takes_kv[chunk] && (mask & PLAN_HAS_KV))
         mask = PLAN_HAS_KV;
-    char how = plan_range_method(r->job.plan->method[layer], mask, false);
+    char how = plan_range_method(r->job.plan->method[layer], mask);
     return how == 'H' || how == 'K' ? how : 0;
 }
 

@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -109,8 +108,8 @@ static bool is_wanted(const struct restore *r)
 {
     const struct restore_found *f = &r->found;
     int n_have = r->want.n_have / STORE_CHUNK_TOKENS;
-    return r->rr->o.remote != NULL && f->err.code == 0 && f->n_hits < r->n_keys &&
-           f->n_hits >= n_have && strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
+    return r->rr->o.remote != NULL && f->n_hits < r->n_keys && f->n_hits >= n_have &&
+           strcmp(f->why, STORE_WHY_UNCOMMITTED) != 0;
 }
 
 /* Appends to found.why the reason why the remote cannot provide the chunks either. Appends nothing
@@ -180,9 +179,9 @@ void restore_remote_take(struct restore *r)
     remote_fetch_end(r->fetch, &got);
     r->fetch = NULL;
     if (got.n_chunks > 0)
-        f->err.code = store_lookup_for(
-            r->rr->o.store, &r->want.use, r->keys + 1 + f->n_hits, r->n_keys - f->n_hits,
-            r->hits + f->n_hits, &n_more, f->why, sizeof f->why, &f->err);
+        n_more = store_lookup(r->rr->o.store, &r->want.use, r->keys + 1 + f->n_hits,
+                              r->n_keys - f->n_hits, r->hits + f->n_hits, f->why,
+                              sizeof f->why);
     f->n_hits += n_more;
     f->n_remote = MIN(n_more, got.n_chunks);
     if (f->n_hits < r->n_keys)
@@ -245,13 +244,11 @@ static void find_tail(struct restore *r)
     if (f->n_hits < r->want.n_moved)
         return;
     int first = f->n_hits * STORE_CHUNK_TOKENS, left = r->want.n_tokens - first;
-    int n = MIN(left + r->want.has_next, STORE_CHUNK_TOKENS - 1), n_found = 0, n_hits = 0;
+    int n = MIN(left + r->want.has_next, STORE_CHUNK_TOKENS - 1), n_found = 0;
     struct sha256 key;
     if (left > 0 &&
         store_find_partial(store, parent, r->want.tokens + first, n, &key, &n_found) &&
-        store_lookup_for(store, &r->want.use, &key, 1, &r->hits[f->n_hits], &n_hits, NULL,
-                         0, NULL) == 0 &&
-        n_hits > 0) {
+        store_lookup(store, &r->want.use, &key, 1, &r->hits[f->n_hits], NULL, 0) == 1) {
         f->n_hits++;
         f->n_beyond = MAX(n_found - left, 0);
     }
@@ -316,10 +313,9 @@ static bool find_full(struct restore *r)
                               "other servers have erased, was not reached since the start");
         return true;
     }
-    f->err.code = store_lookup_for(r->rr->o.store, &r->want.use, r->keys + 1, r->n_keys,
-                                   r->hits, &f->n_hits, f->why, sizeof f->why, &f->err);
-    if (f->err.code == 0)
-        restore_remote_offer(r);
+    f->n_hits = store_lookup(r->rr->o.store, &r->want.use, r->keys + 1, r->n_keys, r->hits,
+                             f->why, sizeof f->why);
+    restore_remote_offer(r);
     return !restore_remote_begin(r);
 }
 
@@ -366,7 +362,7 @@ static void find_snapshot(struct restore *r)
     struct sha256 keys[SNAPSHOT_MOST];
     int64_t at[SNAPSHOT_MOST];
     bool drop[SNAPSHOT_MOST];
-    int first = SNAPSHOT_MOST, n_found = 0;
+    int first = SNAPSHOT_MOST;
     int end = config_is_hybrid(&r->rr->o.model->cfg) ? f->n_hits : 0, last = 0;
     for (int n = end; n > 0 && first > 0; n--) {
         if (!has_snapshot(r, n, &keys[first - 1]))
@@ -381,10 +377,10 @@ static void find_snapshot(struct restore *r)
     for (int i = first; i < SNAPSHOT_MOST; i++)
         if (drop[i])
             store_drop(store, &keys[i], 1);
-    (void)store_lookup_for(store, &r->want.use, &keys[SNAPSHOT_MOST - 1], 1, &r->snapshot,
-                           &n_found, NULL, 0, NULL);
-    f->n_snapshot = n_found > 0 ? last : 0;
-    if (n_found > 0)
+    bool has = store_lookup(store, &r->want.use, &keys[SNAPSHOT_MOST - 1], 1, &r->snapshot,
+                            NULL, 0) == 1;
+    f->n_snapshot = has ? last : 0;
+    if (has)
         f->snapshot_share = save_stored_share(&r->snapshot, STORE_HIDDEN, true,
                                               r->rr->o.model);
 }
@@ -523,12 +519,10 @@ static int submit(struct restore_pipeline *rr, struct group *g, bool may_be_dire
     if (may_be_direct && restore_direct_submit(rr, g))
         return 0;
     g->is_direct = false;
-    if (rr->reader == NULL) {
-        int rc = restore_open_reader(rr, err);
-        if (rc != 0)
-            return rc;
-    }
-    return store_reader_submit(rr->reader, reads, g->n_chunks, err);
+    int rc = rr->reader == NULL ? restore_open_reader(rr, err) : 0;
+    if (rc == 0)
+        store_reader_submit(rr->reader, reads, g->n_chunks);
+    return rc;
 }
 
 /* [lock] Counts a complete read. */
@@ -693,15 +687,6 @@ enum step restore_io_step(struct restore_pipeline *rr)
     return g != NULL || worked || rc != 0 ? STEP_WORKED : STEP_WAITS;
 }
 
-/* [lock, released meanwhile] Sleeps for at most wait_ns. Returns whether that time has passed. */
-static bool wait_at_most(struct restore_pipeline *rr, int64_t wait_ns)
-{
-    int64_t until = clock_now_ns() + wait_ns;
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                         .tv_nsec = (long)(until % 1000000000)};
-    return pthread_cond_timedwait(&rr->for_io, &rr->lock, &t) == ETIMEDOUT;
-}
-
 /* [lock, released meanwhile] Sleeps until there may be news. Staging memory that no restore has
  * used for a time is given back. */
 static void wait_for_news(struct restore_pipeline *rr)
@@ -709,7 +694,8 @@ static void wait_for_news(struct restore_pipeline *rr)
     bool may_rest = rr->o.rest_ns > 0 && rr->reader != NULL && rr->runs == NULL;
     if (!may_rest) {
         pthread_cond_wait(&rr->for_io, &rr->lock);
-    } else if (wait_at_most(rr, rr->o.rest_ns) && rr->n_io_news == rr->n_io_seen) {
+    } else if (clock_cond_wait(&rr->for_io, &rr->lock, rr->o.rest_ns) &&
+               rr->n_io_news == rr->n_io_seen) {
         pthread_mutex_unlock(&rr->lock); /* only this thread gives slots to restores */
         restore_rest(rr);
         pthread_mutex_lock(&rr->lock);
@@ -728,7 +714,7 @@ void restore_io_wait(struct restore_pipeline *rr)
     bool lacks_room = rr->fetcher != NULL && store_fetch_lacks_room(rr->fetcher);
     if (!in_flight && !fetches && !has_news && lacks_room)
         /* no event tells that room in DRAM became free */
-        (void)wait_at_most(rr, ROOM_WAIT_NS);
+        (void)clock_cond_wait(&rr->for_io, &rr->lock, ROOM_WAIT_NS);
     if (!in_flight && !fetches && !lacks_room && !has_news)
         wait_for_news(rr);
     rr->waits_for_disk = (in_flight || fetches) && !has_news;

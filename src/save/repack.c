@@ -17,7 +17,6 @@ struct repack {
     struct parcel parcel, packed;
     struct sha256 *keys; /* [n_keys] */
     uint64_t n_keys, next;
-    int64_t before_wall_s;
     int n_uncommitted;
     struct repack_counts counts;
 };
@@ -26,8 +25,6 @@ static int list(void *arg, const struct store_entry *e)
 {
     struct repack *r = arg;
     bool is_power = (r->n_keys & (r->n_keys - 1)) == 0;
-    if (e->used_wall_s >= r->before_wall_s)
-        return 0;
     struct sha256 state = store_state_key(&e->parent);
     if (e->n_tokens < STORE_CHUNK_TOKENS && memcmp(&e->key, &state, sizeof state) != 0)
         return 0; /* a partial chunk, and no snapshot */
@@ -37,12 +34,10 @@ static int list(void *arg, const struct store_entry *e)
     return 0;
 }
 
-int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
-                struct err *err)
+int repack_open(struct store *s, struct repack **out, struct err *err)
 {
     struct repack *r = xcalloc(1, sizeof *r);
     r->store = s;
-    r->before_wall_s = before_wall_s;
     int rc = store_each(s, list, r, err);
     if (rc != 0) {
         repack_close(r);

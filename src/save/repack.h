@@ -24,10 +24,8 @@ struct repack_counts {
     uint64_t bytes_before, bytes_after; /* of the records of packed chunks */
 };
 
-/* Lists the full chunks and snapshots that were not used since `before` (seconds since 1970). The
- * store must outlive the result. */
-int repack_open(struct store *s, int64_t before_wall_s, struct repack **out,
-                struct err *err);
+/* Lists the full chunks and snapshots. The store must outlive the result. */
+int repack_open(struct store *s, struct repack **out, struct err *err);
 void repack_close(struct repack *r); /* commits nothing; NULL is allowed */
 /* Looks at the next chunk, and packs it if it is not packed. *more gets whether others follow. When
  * none does, all is committed. Returns 0 or the store's error. */

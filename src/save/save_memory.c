@@ -55,3 +55,11 @@ void save_memory_give(struct save_memory *m, const uint8_t *run)
     m->n_runs--;
     memmove(&m->runs[i], &m->runs[i + 1], (size_t)(m->n_runs - i) * sizeof *m->runs);
 }
+
+size_t save_memory_used(const struct save_memory *m)
+{
+    size_t n_bytes = 0;
+    for (int i = 0; i < m->n_runs; i++)
+        n_bytes += m->runs[i].n_bytes;
+    return n_bytes;
+}

@@ -34,5 +34,7 @@ void save_memory_deinit(struct save_memory *m);
 /* Returns n_bytes (> 0) aligned to SAVE_MEMORY_ALIGN, not cleared; NULL if no gap fits. */
 uint8_t *save_memory_take(struct save_memory *m, size_t n_bytes);
 void save_memory_give(struct save_memory *m, const uint8_t *run);
+/* Returns the bytes of all taken runs. */
+size_t save_memory_used(const struct save_memory *m);
 
 #endif

@@ -155,9 +155,8 @@ static int reserve_memory(struct saver *s, struct err *err)
     /* n rows of one sequence touch at most n/64 full chunks plus a partial one at each end. */
     size_t least = ((size_t)s->o.max_batch_rows / STORE_CHUNK_TOKENS + 2) * full.n_bytes;
     size_t bytes = MAX(s->o.buffer_bytes, least) + 2 * snapshot_bytes(s);
-    size_t smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_HIDDEN];
-    if (s->record_bytes[STORE_KV] < s->record_bytes[STORE_HIDDEN])
-        smallest = sizeof(struct save_chunk) + s->record_bytes[STORE_KV];
+    size_t smallest = sizeof(struct save_chunk) +
+                      MIN(s->record_bytes[STORE_KV], s->record_bytes[STORE_HIDDEN]);
     if (s->state_bytes > 0)
         smallest = MIN(smallest, snapshot_bytes(s));
     int rc = save_memory_init(&s->memory, bytes, smallest);
@@ -184,11 +183,9 @@ static int make_down(struct saver *s, struct err *err)
 {
     const struct model *m = s->o.model;
     size_t row = model_hidden_bytes(m) + model_most_kv_bytes(m);
-    size_t layer = (size_t)s->o.max_batch_rows * row + 1024, ring = DOWN_BYTES;
-    if (ring > (size_t)config_n_keeping(&m->cfg) * layer)
-        ring = (size_t)config_n_keeping(&m->cfg) * layer;
-    if (ring < 3 * layer)
-        ring = 3 * layer;
+    size_t layer = (size_t)s->o.max_batch_rows * row + 1024;
+    size_t all = (size_t)config_n_keeping(&m->cfg) * layer;
+    size_t ring = MAX(MIN(DOWN_BYTES, all), 3 * layer);
     struct save_down_opts o = {
         .dev = m->dev, .ring_bytes = ring, .max_moves = max_copies(s)};
     if (!m->dev->unified)
@@ -317,8 +314,7 @@ void saver_stats(struct saver *s, struct saver_stats *out)
                                               : &(struct err){0};
     out->fault = s->fault != 0 ? s->fault : s->disk_is_full ? -ENOSPC : 0;
     snprintf(out->fault_why, sizeof out->fault_why, "%.199s", why->msg);
-    for (int i = 0; i < s->memory.n_runs; i++)
-        out->used_bytes += s->memory.runs[i].n_bytes;
+    out->used_bytes = save_memory_used(&s->memory);
     pthread_mutex_unlock(&s->lock);
 }
 
@@ -465,9 +461,8 @@ int64_t save_committed_tokens(const struct save_seq *q)
 
 /* --- stage one -------------------------------------------------------------------------------- */
 
-/* Returns memory for one more chunk, or NULL if there is none. Only with NULL *end is meaningful:
- * the reason why saving ends, or SAVE_GOES_ON if `how` is SAVE_TRY and the writer will free some
- * memory. */
+/* Returns memory for one more chunk. Returns NULL if there is none, and sets *end to the reason why
+ * saving ends, or to SAVE_GOES_ON if `how` is SAVE_TRY and the writer will free some memory. */
 static struct save_chunk *take_chunk(struct save_seq *q, enum save_wait how,
                                      enum save_end *end)
 {
@@ -693,12 +688,9 @@ void save_advance(struct save_seq *q, const int32_t *tokens, int64_t n_tokens)
 static struct save_chunk *take_snapshot(struct save_seq *q)
 {
     struct saver *s = q->saver;
-    size_t used = 0;
     uint8_t *run = NULL;
     pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->memory.n_runs; i++)
-        used += s->memory.runs[i].n_bytes;
-    if (used <= s->memory.n_bytes / 2)
+    if (save_memory_used(&s->memory) <= s->memory.n_bytes / 2)
         run = save_memory_take(&s->memory, snapshot_bytes(s));
     pthread_mutex_unlock(&s->lock);
     return (struct save_chunk *)(void *)run;
@@ -750,6 +742,8 @@ bool save_states(struct save_seq *q, int64_t n_tokens, const struct save_states 
     return c != NULL;
 }
 
+/* Hands the unfinished last chunk to the writer, and a snapshot behind it if there is memory. Does
+ * nothing if the stored tail already has these tokens. */
 static void enqueue_tail(struct save_seq *q, const int32_t *tokens, int64_t n_tokens,
                          const struct save_states *states)
 {
@@ -840,17 +834,9 @@ static int read_tail_record(struct saver *s, const struct save_chunk *c, int l,
                               .kind = kind,
                               .dst = s->tail_record.ptr,
                               .dst_bytes = s->tail_record.bytes};
-    struct store_read *one = &read, *done[1];
-    int n_done = 0;
     size_t row_bytes = record_bytes(s->o.model, l, kind) / STORE_CHUNK_TOKENS;
     size_t n_bytes = (size_t)hit->n_tokens * row_bytes;
-    int rc = store_reader_submit(s->reader, &one, 1, err);
-    if (rc == 0)
-        rc = store_reader_wait(s->reader, done, 1, &n_done, err);
-    if (rc == 0 && read.status != 0)
-        rc = err_set(err, read.status, "reading: %s", err_name(read.status));
-    if (rc == 0)
-        rc = store_read_check(&read, err);
+    int rc = store_reader_read(s->reader, &read, err);
     if (rc == 0 &&
         (read.n_bytes != n_bytes || read.is_packed)) /* only full chunks are packed */
         rc = err_set(err, ERR_CORRUPT, "a record has %u bytes instead of %zu", read.n_bytes,
@@ -899,10 +885,8 @@ static bool may_pack(struct saver *s, const struct save_seq *q)
 {
     if (!q->policy.packs)
         return false;
-    size_t used_bytes = 0;
     pthread_mutex_lock(&s->lock);
-    for (int i = 0; i < s->memory.n_runs; i++)
-        used_bytes += s->memory.runs[i].n_bytes;
+    size_t used_bytes = save_memory_used(&s->memory);
     pthread_mutex_unlock(&s->lock);
     return used_bytes <= s->memory.n_bytes / 2;
 }
@@ -930,6 +914,7 @@ static int pack_record(struct saver *s, struct save_chunk *c, struct store_recor
     return 0;
 }
 
+/* Returns whether the policy saves this record of the chunk, and `without` lacks it. */
 static bool wants(const struct save_chunk *c, int l, int kind,
                   const struct store_mask *without)
 {
@@ -977,6 +962,7 @@ static int make_records(struct saver *s, struct save_chunk *c,
     return n;
 }
 
+/* Moves the sequence's pin to `hit`. */
 static void hold_pin(struct saver *s, struct save_seq *q, const struct store_hit *hit)
 {
     if (q->pin.impl != NULL)
@@ -1037,7 +1023,7 @@ static int append(struct saver *s, struct save_chunk *c, struct sha256 *key,
         .may_be_refused = !q->is_document && q->truncation.context == 0,
         .records = records};
     memcpy(chunk.tokens, c->tokens, sizeof chunk.tokens);
-    /* A tail that goes on in another way remains. */
+    /* The chunk replaces the stored tail only if it continues all of the tail's tokens. */
     if (continues_tail(c) && q->n_tail == q->tail.n_tokens)
         chunk.supersedes = &q->tail.key;
     (void)store_pin(s->o.store, key, &stored);
@@ -1317,7 +1303,7 @@ static void commit(struct saver *s, struct uncommitted *b)
 /* --- the queue -------------------------------------------------------------------------------- */
 
 /* Returns whether the disk is full. If it is, a missing parent was not stored for want of space. */
-static bool is_full(struct saver *s)
+static bool disk_is_full(struct saver *s)
 {
     pthread_mutex_lock(&s->lock);
     bool full = s->disk_is_full;
@@ -1373,7 +1359,7 @@ static void write_chunk(struct saver *s, struct save_chunk *c, struct uncommitte
     if (shared_load(&c->lost))
         save_end_seq(q, SAVE_END_DEVICE);
     if (save_ended(q) == SAVE_GOES_ON && s->fault == 0 && !has_parent(s, q, b))
-        end = is_full(s) ? SAVE_END_SPACE : SAVE_END_PARENT;
+        end = disk_is_full(s) ? SAVE_END_SPACE : SAVE_END_PARENT;
     else if (save_ended(q) == SAVE_GOES_ON && s->fault == 0)
         rc = c->n_tokens == 0 ? append_snapshot(s, c, &key, &end, &err)
                               : append(s, c, &key, &end, &b->has_written, &err);
@@ -1460,14 +1446,12 @@ static enum step save_writer_step(struct saver *s)
 static void save_writer_wait(struct saver *s)
 {
     const struct uncommitted *b = &s->uncommitted;
-    struct timespec due = {.tv_sec = b->due_ns / 1000000000,
-                           .tv_nsec = b->due_ns % 1000000000};
     pthread_mutex_lock(&s->lock);
     while (!may_take(s) && !s->quit && !is_commit_due(s)) {
         if (b->n == 0)
             pthread_cond_wait(&s->changed, &s->lock);
         else
-            (void)pthread_cond_timedwait(&s->changed, &s->lock, &due);
+            (void)clock_cond_wait_until(&s->changed, &s->lock, b->due_ns);
     }
     uint64_t after = s->queue != NULL ? s->queue->after : 0;
     pthread_mutex_unlock(&s->lock);
@@ -1478,11 +1462,9 @@ static void save_writer_wait(struct saver *s)
 /* Waits until due_ns. Returns false if there is something to save or commit before. */
 static bool rest_until(struct saver *s, int64_t due_ns)
 {
-    int64_t now_ns = clock_now_ns();
     pthread_mutex_lock(&s->lock);
-    for (; !may_take(s) && !s->quit && !s->is_awaited && now_ns < due_ns;
-         now_ns = clock_now_ns())
-        (void)clock_cond_wait(&s->changed, &s->lock, due_ns - now_ns);
+    while (!may_take(s) && !s->quit && !s->is_awaited && clock_now_ns() < due_ns)
+        (void)clock_cond_wait_until(&s->changed, &s->lock, due_ns);
     bool has_come = !may_take(s) && !s->quit && !s->is_awaited;
     pthread_mutex_unlock(&s->lock);
     return has_come;
@@ -1507,7 +1489,7 @@ static bool pack_idle(struct saver *s)
     int rc = 0;
     if (i->repack == NULL) {
         i->wants = false;
-        rc = repack_open(s->o.store, INT64_MAX, &i->repack, &err);
+        rc = repack_open(s->o.store, &i->repack, &err);
     }
     if (rc == 0)
         rc = repack_step(i->repack, &more, &err);

@@ -74,13 +74,15 @@ static void keep_window(bool *drop, int n, int window)
         drop[c] = false;
 }
 
-/* A place is judged when the next one is known. It goes if the gap between its two neighbours is
- * small for its age. */
+/* Resume points are judged from the context's beginning on: the point behind `place` chunks, once
+ * the next point, behind m chunks, is known. Unless it is wanted, it goes if the gap from the last
+ * kept point (`before` chunks) to the next one is small for its age. */
 void window_thin(const bool *whole, const bool *wanted, int n, int window, bool *drop)
 {
     const int least = SNAPSHOT_EVERY / STORE_CHUNK_TOKENS;
     int grid = MAX(least, 8 * ((window - 1) / STORE_CHUNK_TOKENS + 1));
-    int before = 0, place = 0, missing = -1; /* the last kept place; the one to be judged */
+    int before = 0, place = 0,
+        missing = -1; /* `missing`: the last chunk that is not whole */
     for (int c = 0; c < n; c++)
         drop[c] = whole[c];
     for (int m = 1; m <= n; m++) {

@@ -148,12 +148,10 @@ bool ahead_await(struct ahead *a, int64_t timeout_ns, uint64_t *n_bytes)
     if (a == NULL)
         return true;
     int64_t until = clock_now_ns() + timeout_ns;
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000),
-                         .tv_nsec = (long)(until % 1000000000)};
-    int rc = 0;
+    bool is_late = false;
     pthread_mutex_lock(&a->lock);
-    while ((has_work(a) || a->n_busy > 0) && rc == 0)
-        rc = pthread_cond_timedwait(&a->rest, &a->lock, &t);
+    while ((has_work(a) || a->n_busy > 0) && !is_late)
+        is_late = clock_cond_wait_until(&a->rest, &a->lock, until);
     bool is_done = !has_work(a) && a->n_busy == 0;
     if (a->base != NULL)
         *n_bytes = a->at;

@@ -191,13 +191,8 @@ struct chunk_node *catalog_find(const struct catalog *c, const struct sha256 *ke
     return n;
 }
 
-/* Returns the id of a key's content in the window of the waiting requests; never 0. */
-static uint64_t id_of(const struct sha256 *key)
-{
-    return store_chunk_name(key);
-}
-
-/* id_of sets the lowest bit of a key's first bytes, so keys of two buckets can have this id. */
+/* store_chunk_name sets the lowest bit of a key's first bytes, so keys of two buckets can have this
+ * id. */
 struct chunk_node *catalog_named(const struct catalog *c, uint64_t id)
 {
     for (uint64_t bit = 0; bit < 2; bit++) {
@@ -216,7 +211,7 @@ static struct chunk_node *node_new(struct catalog *c, const struct sha256 *key)
         buckets_grow(c, 2 * c->n_buckets);
     struct chunk_node *n = node_take(c);
     n->key = *key;
-    n->place.id = id_of(key);
+    n->place.id = store_chunk_name(key);
     struct chunk_node **b = bucket_of(c, key);
     n->next = *b;
     *b = n;
@@ -605,10 +600,7 @@ static uint8_t class_of(const struct catalog *c, const struct chunk_node *n,
 /* Returns the time saved by holding the node's chunk, per byte. */
 static double value_of(const struct catalog *c, const struct chunk_node *n, double share)
 {
-    uint64_t n_bytes = 0;
-    for (const struct extent *x = n->extents; x != NULL; x = x->next)
-        n_bytes += extent_bytes(x);
-    return placement_price_stored(&c->price, n->n_tokens, share, n_bytes);
+    return placement_price_stored(&c->price, n->n_tokens, share, node_bytes(n));
 }
 
 static void used_at(struct catalog *c, struct chunk_node *n, uint64_t tick, uint32_t wall_s,
@@ -667,7 +659,8 @@ static void review(struct catalog *c, const struct sha256 *key)
 
 bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn)
 {
-    bool is_known = c->window != NULL && placement_window_add(c->window, id_of(key), turn);
+    bool is_known = c->window != NULL &&
+                    placement_window_add(c->window, store_chunk_name(key), turn);
     if (is_known)
         review(c, key);
     return is_known;
@@ -675,7 +668,8 @@ bool catalog_expect(struct catalog *c, const struct sha256 *key, uint64_t turn)
 
 void catalog_expect_no_more(struct catalog *c, const struct sha256 *key, uint64_t turn)
 {
-    if (c->window != NULL && placement_window_remove(c->window, id_of(key), turn))
+    if (c->window != NULL &&
+        placement_window_remove(c->window, store_chunk_name(key), turn))
         review(c, key);
 }
 
@@ -700,8 +694,8 @@ struct chunk_node *catalog_victim(const struct catalog *c)
 bool catalog_admits(const struct catalog *c, const struct chunk_node *victim,
                     const struct sha256 *newcomer)
 {
-    return newcomer == NULL ||
-           placement_admits(&c->policy, &victim->place, id_of(newcomer), UINT64_MAX);
+    return newcomer == NULL || placement_admits(&c->policy, &victim->place,
+                                                store_chunk_name(newcomer), UINT64_MAX);
 }
 
 int catalog_idle(const struct catalog *c, uint32_t before_wall_s, struct chunk_node **out,
@@ -735,8 +729,7 @@ uint64_t catalog_bytes(const struct catalog *c)
     uint64_t n_bytes = 0;
     for (uint64_t i = 0; i < c->n_buckets; i++)
         for (const struct chunk_node *n = c->buckets[i]; n != NULL; n = n->next)
-            for (const struct extent *x = n->extents; x != NULL; x = x->next)
-                n_bytes += extent_bytes(x);
+            n_bytes += node_bytes(n);
     return n_bytes;
 }
 

@@ -36,8 +36,8 @@ const struct sha256 *chain_parent(const struct chain *c, int i);
 /* Returns the parent under which chunk i is stored: chain_parent, or the stair's parent if chunk
  * i begins a stair. */
 struct sha256 chain_stored_parent(const struct chain *c, int i);
-/* Returns what chain_stored_parent returns for chunk i of a chain that is not at hand. `before` is
- * what chain_parent would return for it. */
+/* Computes chain_stored_parent without the chain: from the truncation, and from `before`, the key
+ * of the chunk before chunk i (the root for chunk 0). */
 struct sha256 chain_stored_behind(const struct truncation *t, const struct sha256 *before,
                                   int i);
 

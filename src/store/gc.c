@@ -9,6 +9,7 @@
 #include "base/minmax.h"
 #include "store/store_impl.h"
 
+/* Compares two nodes for qsort. */
 static int by_chunk_idx(const void *a, const void *b)
 {
     const struct chunk_node *x = *(struct chunk_node *const *)a,

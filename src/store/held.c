@@ -31,6 +31,7 @@ static uint32_t find(const struct held *h, uint64_t name)
     return i;
 }
 
+/* Doubles the table. Returns false if there is no memory; then it stays as it is. */
 static bool grow(struct held *h)
 {
     struct held old = *h;

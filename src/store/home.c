@@ -22,11 +22,6 @@ char *home_path(const char *dir, const char *name)
     return xasprintf("%s/%s", dir, name);
 }
 
-char *home_file_path(const struct home *h, const char *name)
-{
-    return home_path(h->dirs[0], name);
-}
-
 /* --- whether the files are still there -------------------------------------------------------- */
 
 static int file_id(const struct home *h, const char *dir, const char *name,
@@ -93,7 +88,7 @@ void home_fill_reserve(const struct home *h, uint64_t cap_bytes)
     uint64_t want;
     if (h->io == NULL || h->read_only || (want = reserve_bytes(h, cap_bytes)) == 0)
         return;
-    char *path = home_file_path(h, HOME_RESERVE_FILE);
+    char *path = home_path(h->dirs[0], HOME_RESERVE_FILE);
     bool missing = io_stat(h->io, path, &st, NULL) != 0 || st.allocated_bytes < want;
     if (missing && io_file_open(h->io, path, IO_CREATE, &file, NULL) == 0) {
         if (io_file_allocate(file, 0, want, NULL) != 0)

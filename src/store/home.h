@@ -40,8 +40,6 @@ void home_deinit(struct home *h);
 
 /* Returns "dir/name"; the caller frees it. */
 char *home_path(const char *dir, const char *name);
-/* Returns the path of a file in the first directory; the caller frees it. */
-char *home_file_path(const struct home *h, const char *name);
 
 /* Remembers which files the store's names refer to. Call it when all files exist. */
 void home_note_files(struct home *h);

@@ -24,8 +24,9 @@
 #include "io/vfs.h"
 
 #define FORMAT_VERSION 2
-/* Place of the two bytes in a database's header that are 1 if it has no log, 2 if it has one. */
-#define IMAGE_NO_LOG 18
+/* A log's first bytes. They hold salts that change when the log begins anew. */
+#define LOG_HEADER_BYTES 32
+#define COPY_TRIES       50
 
 enum {
     M_CHECKSUM = 0,
@@ -123,7 +124,6 @@ struct index {
     sqlite3_stmt *st[N_STATEMENTS];
     struct index_meta meta;
     const struct seal *seal;
-    uint8_t *image; /* the database of index_open_image */
     bool read_only;
     bool is_folded; /* no frame of the log is from before the opening */
     /* number of rows and sum of their checksums, as of the last commit */
@@ -278,8 +278,7 @@ static int meta_decode(struct index *ix, const uint8_t *in, size_t n_bytes, stru
 
 static int db_open(struct index *ix, int flags, struct err *err)
 {
-    const char *name = ix->image != NULL ? ":memory:" : ix->path;
-    if (sqlite3_open_v2(name, &ix->db, flags | SQLITE_OPEN_NOMUTEX, ix->vfs_name) !=
+    if (sqlite3_open_v2(ix->path, &ix->db, flags | SQLITE_OPEN_NOMUTEX, ix->vfs_name) !=
         SQLITE_OK)
         return db_err(ix, "open", err);
     sqlite3_extended_result_codes(ix->db, 1);
@@ -301,27 +300,20 @@ static int db_prepare(struct index *ix, struct err *err)
     return 0;
 }
 
-static struct index *index_alloc(const char *path, bool read_only)
-{
-    struct index *ix = xcalloc(1, sizeof *ix);
-    ix->path = xstrdup(path);
-    ix->read_only = read_only;
-    return ix;
-}
-
-static int index_new(struct io *io, const char *path, bool read_only, struct index **out,
+static int index_new(struct io *io, const char *path, enum vfs_use use, struct index **out,
                      struct err *err)
 {
     static atomic_uint counter;
-    struct index *ix = index_alloc(path, read_only);
-    ix->vfs_name = xasprintf("hcache-index-%u", atomic_fetch_add(&counter, 1));
-    int rc = vfs_register(io, ix->vfs_name, read_only, err);
+    char *vfs_name = xasprintf("hcache-index-%u", atomic_fetch_add(&counter, 1));
+    int rc = vfs_register(io, vfs_name, use, err);
     if (rc != 0) {
-        free(ix->vfs_name);
-        ix->vfs_name = NULL;
-        index_close(ix);
+        free(vfs_name);
         return rc;
     }
+    struct index *ix = xcalloc(1, sizeof *ix);
+    ix->path = xstrdup(path);
+    ix->vfs_name = vfs_name;
+    ix->read_only = use != VFS_WRITE;
     *out = ix;
     return 0;
 }
@@ -334,11 +326,9 @@ void index_close(struct index *ix)
         sqlite3_finalize(ix->st[i]);
     int rc = sqlite3_close(ix->db);
     CHECK(rc == SQLITE_OK); /* every statement is finalized, so closing cannot fail */
-    if (ix->vfs_name != NULL)
-        vfs_unregister(ix->vfs_name);
+    vfs_unregister(ix->vfs_name);
     free(ix->vfs_name);
     free(ix->path);
-    free(ix->image);
     free(ix);
 }
 
@@ -418,51 +408,65 @@ static int index_opened(struct index *ix, int rc, struct index **out,
     return 0;
 }
 
-int index_open(struct io *io, const char *path, bool read_only, struct index **out,
-               struct index_meta *meta, struct err *err)
+static int index_open_as(struct io *io, const char *path, enum vfs_use use,
+                         struct index **out, struct index_meta *meta, struct err *err)
 {
     struct index *ix;
     if (!io_exists(io, path))
         return err_set(err, ERR_NOT_FOUND, "no index at %s", path);
-    int rc = index_new(io, path, read_only, &ix, err);
+    int rc = index_new(io, path, use, &ix, err);
     if (rc != 0)
         return rc;
-    rc = db_open(ix, read_only ? SQLITE_OPEN_READONLY : SQLITE_OPEN_READWRITE, err);
+    rc = db_open(ix, use == VFS_WRITE ? SQLITE_OPEN_READWRITE : SQLITE_OPEN_READONLY, err);
     /* The WAL is recovered in memory, and nothing is folded back. */
-    if (rc == 0 && read_only) {
+    if (rc == 0 && use != VFS_WRITE) {
         sqlite3_db_config(ix->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
         rc = exec(ix, "open", "PRAGMA wal_autocheckpoint = 0; PRAGMA query_only = ON", err);
     }
-    if (rc == 0 && !read_only)
+    if (rc == 0 && use == VFS_WRITE)
         rc = exec(ix, "open", "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL", err);
     return index_opened(ix, rc, out, meta, err);
 }
 
-int index_open_image(const char *path, uint8_t *image, size_t n_bytes, struct index **out,
-                     struct index_meta *meta, struct err *err)
+int index_open(struct io *io, const char *path, bool read_only, struct index **out,
+               struct index_meta *meta, struct err *err)
 {
-    struct index *ix = index_alloc(path, true);
-    ix->image = image;
-    if (n_bytes == 0)
-        return index_opened(ix, err_set(err, ERR_CORRUPT, "index %s is empty", path), out,
-                            meta, err);
-    if (n_bytes > IMAGE_NO_LOG + 2) /* SQLite expects no log beside a database in memory */
-        memset(image + IMAGE_NO_LOG, 1, 2);
-    int rc = db_open(ix, SQLITE_OPEN_READWRITE, err);
-    if (rc == 0 && sqlite3_deserialize(ix->db, "main", image, (sqlite3_int64)n_bytes,
-                                       (sqlite3_int64)n_bytes,
-                                       SQLITE_DESERIALIZE_READONLY) != SQLITE_OK)
-        rc = db_err(ix, "open a copy", err);
-    if (rc == 0)
-        rc = exec(ix, "open", "PRAGMA query_only = ON", err);
-    return index_opened(ix, rc, out, meta, err);
+    return index_open_as(io, path, read_only ? VFS_READ : VFS_WRITE, out, meta, err);
+}
+
+/* SQLite opens, and so copies, the database before its log. A checkpoint that runs meanwhile writes
+ * only pages that the log holds, and the log holds them until it begins anew. So equal log headers
+ * before and after prove that the two copies belong together. */
+int index_open_beside(struct io *io, const char *path, struct index **out,
+                      struct index_meta *meta, struct err *err)
+{
+    char *log_path = xasprintf("%s-wal", path);
+    uint8_t before[LOG_HEADER_BYTES], after[LOG_HEADER_BYTES];
+    size_t got;
+    int rc = io_read_head(io, log_path, before, sizeof before, &got, err);
+    for (int i = 0; i < COPY_TRIES && rc == 0; i++) {
+        struct index *ix = NULL;
+        int opened = index_open_as(io, path, VFS_COPY, &ix, meta, err);
+        rc = io_read_head(io, log_path, after, sizeof after, &got, err);
+        if (rc == 0 && memcmp(before, after, sizeof before) == 0) {
+            free(log_path);
+            *out = ix;
+            return opened;
+        }
+        index_close(ix);
+        memcpy(before, after, sizeof before);
+    }
+    free(log_path);
+    return rc != 0
+               ? rc
+               : err_set(err, ERR_BUSY, "the index %s changes too fast to be read", path);
 }
 
 int index_create(struct io *io, const char *path, const struct index_meta *meta,
                  struct index **out, struct err *err)
 {
     struct index *ix;
-    int rc = index_new(io, path, false, &ix, err);
+    int rc = index_new(io, path, VFS_WRITE, &ix, err);
     if (rc != 0)
         return rc;
     ix->meta = *meta;

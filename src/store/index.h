@@ -78,16 +78,11 @@ struct index_place {
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err);
 
-/* Opens a copy of an index that another process has open for writing (snapshot.c). The copy lies in
- * memory and holds what was committed when it was made. Returns ERR_BUSY if the index changes too
- * fast to be copied, else as index_open. */
+/* Opens a copy of an index that another process has open for writing. Nothing of the index is
+ * locked or changed. The copy lies in memory and holds what was committed when it was made. Returns
+ * ERR_BUSY if the index changes too fast to be copied, else as index_open. */
 int index_open_beside(struct io *io, const char *path, struct index **out,
                       struct index_meta *meta, struct err *err);
-/* Opens an index for reading whose n_bytes lie in memory, and takes `image`, which is from malloc.
- * `path` stands in messages. */
-int index_open_image(const char *path, uint8_t *image, size_t n_bytes, struct index **out,
-                     struct index_meta *meta, struct err *err);
-
 /* Creates an empty index with a transaction open: add the rows with index_add, then call
  * index_commit. A crash before that leaves a file that index_open calls ERR_CORRUPT. */
 int index_create(struct io *io, const char *path, const struct index_meta *meta,

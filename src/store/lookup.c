@@ -263,17 +263,9 @@ bool store_has_unpacked(struct store *s, const struct store_hit *hit)
     return found;
 }
 
-int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
-                 int *n_hits, char *why, size_t why_bytes, struct err *err)
+int store_lookup(struct store *s, const struct store_use *use, const struct sha256 *keys,
+                 int n, struct store_hit *hits, char *why, size_t why_bytes)
 {
-    return store_lookup_for(s, NULL, keys, n, hits, n_hits, why, why_bytes, err);
-}
-
-int store_lookup_for(struct store *s, const struct store_use *use,
-                     const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
-                     char *why, size_t why_bytes, struct err *err)
-{
-    (void)err; /* any error is a miss with a reason */
     char unused[1];
     if (why == NULL) {
         why = unused;
@@ -308,8 +300,7 @@ int store_lookup_for(struct store *s, const struct store_use *use,
     s->counts.n_hits += (uint64_t)n_good;
     s->counts.misses[miss] += (uint64_t)(n - n_good);
     pthread_mutex_unlock(&s->lock);
-    *n_hits = n_good;
-    return 0;
+    return n_good;
 }
 
 bool store_find_partial(struct store *s, const struct sha256 *parent, const int32_t *tokens,

@@ -94,15 +94,9 @@ static char *owed_path(const struct store *s)
 static int note_once(struct store *s, const char *path, struct err *err)
 {
     struct store_owed *o = &s->erasing.owed;
-    struct io_file *f = NULL;
     size_t at = (size_t)o->n_noted * ENTRY_BYTES;
-    int rc = io_file_open(s->home.io, path, IO_CREATE, &f, err);
-    if (rc == 0)
-        rc = io_file_pwrite(f, o->entries + at, (o->n - o->n_noted) * (size_t)ENTRY_BYTES,
-                            at, err);
-    if (rc == 0)
-        rc = io_file_sync(f, err);
-    io_file_close(f);
+    int rc = io_write_durably(s->home.io, path, IO_CREATE, o->entries + at,
+                              (o->n - o->n_noted) * (size_t)ENTRY_BYTES, at, err);
     return rc == 0 ? io_dir_sync(s->home.io, s->home.dirs[0], err) : rc;
 }
 

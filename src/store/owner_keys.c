@@ -62,14 +62,10 @@ static struct seal *seal_of(const struct owner_keys *k, const uint8_t *wrapped)
 static int slot_write(struct owner_keys *k, uint32_t slot, const uint8_t bytes[SLOT],
                       struct err *err)
 {
-    struct io_file *f = NULL;
-    int rc = io_file_open(k->io, k->path, IO_CREATE, &f, err);
-    for (int copy = 0; rc == 0 && copy < 2; copy++) {
-        rc = io_file_pwrite(f, bytes, SLOT, offset_of(slot, copy), err);
-        if (rc == 0)
-            rc = io_file_sync(f, err);
-    }
-    io_file_close(f);
+    int rc = 0;
+    for (int copy = 0; rc == 0 && copy < 2; copy++)
+        rc = io_write_durably(k->io, k->path, IO_CREATE, bytes, SLOT, offset_of(slot, copy),
+                              err);
     if (rc == 0 && k->is_new)
         rc = io_dir_sync(k->io, k->dir, err);
     k->is_new = k->is_new && rc != 0;

@@ -156,8 +156,9 @@ static int read_some(struct store_reader *r, const struct store_hit *hit, struct
         aside += room;
         ask[i] = &read[i];
     }
-    int rc = store_reader_submit(r, ask, n, err), n_done;
-    for (int left = rc == 0 ? n : 0; left > 0; left -= n_done) {
+    int rc = 0, n_done;
+    store_reader_submit(r, ask, n);
+    for (int left = n; left > 0; left -= n_done) {
         struct err why = {0};
         int failed = store_reader_wait(r, done, AT_ONCE, &n_done, &why);
         if (failed != 0) /* the reader is broken, and its owner must open another one */

@@ -91,7 +91,7 @@ static void judge(struct placement_trial *t)
     t->pays = t->gain > (t->pays ? 0 : SHARE_AGAIN * t->n_uses) + spread;
 }
 
-/* Begins a new request. Fades the sums over the former ones. */
+/* Begins a new request. The sums over former requests fade. */
 static void next_lot(struct placement_trial *t, uint64_t lot)
 {
     double fade = exp2(-1.0 / HALF_REQUESTS);

@@ -210,10 +210,8 @@ static bool read_start(struct store_reader *r, struct slot *slot)
     return true;
 }
 
-int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
-                        struct err *err)
+void store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n)
 {
-    (void)err;
     enum { AT_ONCE = 64 };
     struct io_req *reqs[AT_ONCE];
     for (int i = 0; i < n;) {
@@ -229,7 +227,6 @@ int store_reader_submit(struct store_reader *r, struct store_read *const *reads,
         if (n_reqs > 0)
             io_queue_submit(r->queue, reqs, n_reqs);
     }
-    return 0;
 }
 
 static void slot_give(struct store_reader *r, struct slot *slot)
@@ -317,6 +314,15 @@ int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
     *n_done = 0;
     int rc = store_reader_await(r, INT64_MAX, err);
     return rc == 0 ? store_reader_poll(r, done, max, n_done, err) : rc;
+}
+
+int store_reader_read(struct store_reader *r, struct store_read *read, struct err *err)
+{
+    struct store_read *done;
+    int n_done = 0;
+    store_reader_submit(r, &read, 1);
+    int rc = store_reader_wait(r, &done, 1, &n_done, err);
+    return rc == 0 ? store_read_check(read, err) : rc;
 }
 
 void store_read_release(struct store_read *read)
@@ -459,7 +465,8 @@ static uint64_t sum_of(struct store_read *read)
 int store_read_check(struct store_read *read, struct err *err)
 {
     if (read->status != 0)
-        return err_set(err, read->status, "a record could not be read");
+        return err_set(err, read->status, "a record could not be read: %s",
+                       err_name(read->status));
     uint64_t sum = sum_of(read);
     if (read->was_cached && sum != read->checksum) {
         int rc = read_directly(read, err);

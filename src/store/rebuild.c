@@ -197,19 +197,11 @@ static int erase_if_there(struct io *io, const char *path, struct err *err)
     return rc == -ENOENT ? 0 : rc;
 }
 
-static int marker_set(struct store *s, const char *dir, const char *marker, struct err *err)
-{
-    struct io_file *file = NULL;
-    int rc = io_file_open(s->home.io, marker, IO_CREATE, &file, err);
-    io_file_close(file);
-    return rc == 0 ? io_dir_sync(s->home.io, dir, err) : rc;
-}
-
 void store_want_rebuild(struct store *s)
 {
     char *marker = xasprintf("%s/index.rebuild", s->home.dirs[0]);
     struct err why = {0};
-    if (marker_set(s, s->home.dirs[0], marker, &why) == 0)
+    if (io_touch(s->home.io, marker, &why) == 0)
         log_warn(
             "the index in %s is damaged; it will be rebuilt when the store is opened next",
             s->home.dirs[0]);
@@ -223,7 +215,7 @@ void store_want_rebuild(struct store *s)
 static int old_index_remove(struct store *s, const char *dir, const char *marker,
                             struct err *err)
 {
-    int rc = marker_set(s, dir, marker, err);
+    int rc = io_touch(s->home.io, marker, err);
     static const char *const suffixes[] = {"-journal", "-wal", ""};
     for (int i = 0; i < 3 && rc == 0; i++) {
         char *path = xasprintf("%s%s", s->ledger.path, suffixes[i]);

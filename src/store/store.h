@@ -295,15 +295,12 @@ struct store_hit {
     void *impl; /* for the store's own use */
 };
 
-/* Finds the longest stored chain of keys[0..n) and pins it: hits[0..*n_hits) are filled. `why`
- * (may be NULL) receives the reason why the chain is not longer: "complete", "not stored",
- * "state of another model or build (fingerprint 12ab..)", "header unreadable", ... */
-int store_lookup(struct store *s, const struct sha256 *keys, int n, struct store_hit *hits,
-                 int *n_hits, char *why, size_t why_bytes, struct err *err);
-/* Like store_lookup, with the request's hints about the use of the chunks (NULL: none). */
-int store_lookup_for(struct store *s, const struct store_use *use,
-                     const struct sha256 *keys, int n, struct store_hit *hits, int *n_hits,
-                     char *why, size_t why_bytes, struct err *err);
+/* Finds the longest stored chain of keys[0..n) and pins it. Returns its length, up to which hits[]
+ * is filled. `use` has the request's hints about the next use of the chunks; NULL: none. `why` (may
+ * be NULL) receives the reason why the chain is not longer: "complete", "not stored", "state of
+ * another model or build (fingerprint 12ab..)", "header unreadable", ... */
+int store_lookup(struct store *s, const struct store_use *use, const struct sha256 *keys,
+                 int n, struct store_hit *hits, char *why, size_t why_bytes);
 void store_release(struct store *s, struct store_hit *hits, int n);
 /* Notes that a waiting request needs the chunks of keys[0..n), stored or not. The request will be
  * served before requests of a later turn. Policies that look ahead evict these chunks after all
@@ -628,14 +625,14 @@ void store_reader_use_page_cache(struct store_reader *r);
 /* Releases the copy in DRAM that served the read, if any. Any thread. */
 void store_read_release(struct store_read *read);
 
-/* Starts reads over all devices at once. The structs stay the caller's memory. Returns 0 or the
- * code of a fault that concerns all; a fault of a single read goes to its status. */
-int store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n,
-                        struct err *err);
+/* Starts reads over all devices at once. The structs stay the caller's memory. */
+void store_reader_submit(struct store_reader *r, struct store_read *const *reads, int n);
 /* Waits for at least one completion, if a read is in flight. done[0..*n_done) are the completed
  * reads; *n_done <= max. */
 int store_reader_wait(struct store_reader *r, struct store_read **done, int max,
                       int *n_done, struct err *err);
+/* Reads one record and checks it (store_read_check), while no other read is in flight. */
+int store_reader_read(struct store_reader *r, struct store_read *read, struct err *err);
 /* The two halves of store_reader_wait. poll hands out complete reads without waiting. await waits
  * until at least one read is complete (if any is in flight), or most_ns have passed. Reads are
  * cancelled after stuck_ns without a completion, counted over all calls. */

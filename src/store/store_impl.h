@@ -18,7 +18,7 @@
  *   expiry.c held.c erasures.c whys.c
  *   placement_window.c placement_guard.c placement_trial.c placement_learn.c      decisions
  *   placement_price.c placement.c read_ahead.c
- *   index.c snapshot.c files.c ahead.c arena.c dram.c                             storage
+ *   index.c files.c ahead.c arena.c dram.c                             storage
  *   catalog.c home.c space.c ledger.c tier.c                                      parts
  *   nodes.c        what becomes of a chunk
  *   listing.c      lists chunks                          advise.c     advice on caps

@@ -32,27 +32,18 @@ struct sb_found {
 static int superblock_read(struct io *io, const char *dir, struct sb_found *out,
                            struct err *err)
 {
-    uint8_t bytes[SUPERBLOCK_FILE_BYTES] = {0};
+    uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     char *path = home_path(dir, "superblock");
-    struct io_file *file = NULL;
     size_t got;
     *out = (struct sb_found){.state = SB_MISSING, .bad_copy = -1};
-    int rc = io_file_open(io, path, IO_READ_ONLY, &file, err);
-    if (rc == 0) {
-        rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
-        if (rc == 0 && got > 0) {
-            int code = superblock_decode(bytes, &out->sb, &out->err);
-            out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
-            out->bad_copy = superblock_bad_copy(bytes);
-            if (code == ERR_UNSUPPORTED)
-                rc = err_set(err, code, "%s: %s", dir, out->err.msg);
-        }
-    } else if (rc == -ENOENT) {
-        rc = 0;
-    }
-    io_file_close(file);
+    int rc = io_read_head(io, path, bytes, sizeof bytes, &got, err);
     free(path);
-    return rc;
+    if (rc != 0 || got == 0)
+        return rc;
+    int code = superblock_decode(bytes, &out->sb, &out->err);
+    out->state = code == 0 ? SB_GOOD : SB_DAMAGED;
+    out->bad_copy = superblock_bad_copy(bytes);
+    return code == ERR_UNSUPPORTED ? err_set(err, code, "%s: %s", dir, out->err.msg) : 0;
 }
 
 static int superblock_write(struct io *io, const char *dir, const struct superblock *sb,
@@ -60,16 +51,10 @@ static int superblock_write(struct io *io, const char *dir, const struct superbl
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     char *path = home_path(dir, "superblock");
-    struct io_file *file = NULL;
     superblock_encode(sb, bytes);
-    int rc = io_file_open(io, path, IO_CREATE, &file, err);
-    if (rc == 0)
-        rc = io_file_pwrite(file, bytes, sizeof bytes, 0, err);
-    if (rc == 0)
-        rc = io_file_sync(file, err);
+    int rc = io_write_durably(io, path, IO_CREATE, bytes, sizeof bytes, 0, err);
     if (rc == 0)
         rc = io_dir_sync(io, dir, err);
-    io_file_close(file);
     free(path);
     return rc;
 }
@@ -312,18 +297,14 @@ int store_check_superblocks(struct store *s, void (*report)(void *arg, const cha
                                 .segment_bytes = s->media->segment_bytes,
                                 .mark = seal_mark(s->home.seal)};
         char *path = home_path(s->home.dirs[i], "superblock");
-        struct io_file *file = NULL;
         size_t got;
         memcpy(sb.uuid, s->home.uuid, sizeof sb.uuid);
         superblock_encode(&sb, want);
-        int rc = io_file_open(s->home.io, path, IO_READ_ONLY, &file, err);
-        if (rc == 0)
-            rc = io_file_pread_some(file, bytes, sizeof bytes, 0, &got, err);
-        io_file_close(file);
+        int rc = io_read_head(s->home.io, path, bytes, sizeof bytes, &got, err);
         free(path);
-        if (rc != 0 && rc != -ENOENT)
+        if (rc != 0)
             return rc;
-        if (rc == 0 && got == sizeof bytes && memcmp(bytes, want, sizeof bytes) == 0)
+        if (memcmp(bytes, want, sizeof bytes) == 0)
             continue;
         char what[256];
         snprintf(what, sizeof what, "%s/superblock: one or both copies are damaged",
@@ -340,15 +321,9 @@ static int superblock_copy_write(struct io *io, const char *dir,
 {
     uint8_t bytes[SUPERBLOCK_FILE_BYTES];
     char *path = home_path(dir, "superblock");
-    struct io_file *file = NULL;
     superblock_encode(sb, bytes);
-    int rc = io_file_open(io, path, 0, &file, err);
-    if (rc == 0)
-        rc = io_file_pwrite(file, bytes, SUPERBLOCK_BYTES,
-                            (uint64_t)copy * SUPERBLOCK_BYTES, err);
-    if (rc == 0)
-        rc = io_file_sync(file, err);
-    io_file_close(file);
+    int rc = io_write_durably(io, path, 0, bytes, SUPERBLOCK_BYTES,
+                              (uint64_t)copy * SUPERBLOCK_BYTES, err);
     free(path);
     return rc;
 }

@@ -89,9 +89,8 @@ static int records_verify(struct verify *v, const struct chunk_record *records, 
             fill_bytes += need;
         }
         CHECK(n_batch > 0); /* the window holds the largest record */
-        int rc = store_reader_submit(v->reader, batch, n_batch, err);
-        if (rc == 0)
-            rc = reads_finish(v, n_batch, err);
+        store_reader_submit(v->reader, batch, n_batch);
+        int rc = reads_finish(v, n_batch, err);
         if (rc != 0)
             return rc;
     }

@@ -244,7 +244,6 @@ static char *marker_path(const struct store *s)
 
 int store_mark_remains(struct store *s, struct err *err)
 {
-    struct io_file *file = NULL;
     if (!in_files(s))
         return 0;
     pthread_mutex_lock(&s->lock);
@@ -253,10 +252,7 @@ int store_mark_remains(struct store *s, struct err *err)
     if (!wanted)
         return 0;
     char *path = marker_path(s);
-    int rc = io_file_open(s->home.io, path, IO_CREATE, &file, err);
-    io_file_close(file);
-    if (rc == 0)
-        rc = io_dir_sync(s->home.io, s->home.dirs[0], err);
+    int rc = io_touch(s->home.io, path, err);
     free(path);
     return rc == -ENOSPC ? 0 : rc;
 }

@@ -160,8 +160,7 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
     int n_hits, n_layers = from->model->cfg.n_layers;
     chain_init(&c, &from->fingerprint, NULL);
     chain_extend(&c, t->tokens, t->n);
-    assert_int_equal(
-        store_lookup(from->store, c.keys, c.n_chunks, hits, &n_hits, NULL, 0, &err), 0);
+    n_hits = store_lookup(from->store, NULL, c.keys, c.n_chunks, hits, NULL, 0);
     assert_true(n_hits > 0);
     size_t bytes = STORE_CHUNK_TOKENS * model_kv_bytes(from->model, 0);
     size_t room = round_up(bytes, STORE_ALIGN);
@@ -173,11 +172,7 @@ static void copy_zeroed(struct stack *from, struct stack *to, const struct talk 
             uint8_t *at = staging + (size_t)l * room;
             struct store_read rd = {
                 .hit = &hits[i], .layer = l, .kind = STORE_KV, .dst = at};
-            struct store_read *one = &rd, *done[1];
-            int got;
-            assert_int_equal(store_reader_submit(reader, &one, 1, &err), 0);
-            assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
-            assert_int_equal(store_read_check(&rd, &err), 0);
+            assert_int_equal(store_reader_read(reader, &rd, &err), 0);
             memmove(at, rd.bytes, bytes);
             if (l == zeroed)
                 memset(at, 0, bytes);

@@ -256,7 +256,7 @@ static uint64_t pack_later(struct store *s)
 {
     struct repack *r;
     struct repack_counts n;
-    assert_int_equal(repack_open(s, INT64_MAX, &r, NULL), 0);
+    assert_int_equal(repack_open(s, &r, NULL), 0);
     for (bool more = true; more;)
         assert_int_equal(repack_step(r, &more, NULL), 0);
     repack_counts(r, &n);

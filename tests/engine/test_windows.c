@@ -201,7 +201,7 @@ TEST(packing_and_pins)
     assert_string_equal(has, "FB");
     open_family(&k, "gemma3", io, 0);
     struct repack *p;
-    assert_int_equal(repack_open(k.store, INT64_MAX, &p, NULL), 0);
+    assert_int_equal(repack_open(k.store, &p, NULL), 0);
     for (bool more = true; more;)
         assert_int_equal(repack_step(p, &more, NULL), 0);
     struct repack_counts packed;

@@ -57,18 +57,17 @@ static void test_erase(void **state)
 static void test_erase_names(void **state)
 {
     struct iotest *t = begin(state);
-    struct err err = {0};
     const char *path = iotest_path(t, "f"), *other = iotest_path(t, "g");
     uint8_t back[BYTES];
     struct io_file *f;
     put(t->io, path, secret, sizeof secret);
     assert_int_equal(link(path, other), 0);
-    assert_int_equal(io_erase(t->io, other, &err), 0);
+    assert_int_equal(io_erase(t->io, other, NULL), 0);
     assert_int_equal(symlink(path, other), 0);
-    assert_int_equal(io_erase(t->io, other, &err), 0);
+    assert_int_equal(io_erase(t->io, other, NULL), 0);
     assert_int_not_equal(access(other, F_OK), 0);
-    assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, &err), 0);
-    assert_int_equal(io_file_pread(f, back, sizeof back, 0, &err), 0);
+    assert_int_equal(io_file_open(t->io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_pread(f, back, sizeof back, 0, NULL), 0);
     assert_memory_equal(back, secret, sizeof back);
     io_file_close(f);
 }
@@ -76,17 +75,16 @@ static void test_erase_names(void **state)
 static void test_cut(void **state)
 {
     struct iotest *t = begin(state);
-    struct err err = {0};
     struct io_file *f;
     uint64_t size;
     uint8_t back[BYTES];
     put(t->io, iotest_path(t, "f"), secret, sizeof secret);
-    assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), 0, &f, &err), 0);
-    assert_int_equal(io_file_cut(f, 2 * BYTES, &err), 0); /* does not grow */
-    assert_int_equal(io_file_cut(f, IO_ALIGN + 10, &err), 0);
-    assert_int_equal(io_file_size(f, &size, &err), 0);
+    assert_int_equal(io_file_open(t->io, iotest_path(t, "f"), 0, &f, NULL), 0);
+    assert_int_equal(io_file_cut(f, 2 * BYTES, NULL), 0); /* does not grow */
+    assert_int_equal(io_file_cut(f, IO_ALIGN + 10, NULL), 0);
+    assert_int_equal(io_file_size(f, &size, NULL), 0);
     assert_int_equal(size, IO_ALIGN + 10);
-    assert_int_equal(io_file_pread(f, back, IO_ALIGN + 10, 0, &err), 0);
+    assert_int_equal(io_file_pread(f, back, IO_ALIGN + 10, 0, NULL), 0);
     assert_memory_equal(back, secret, IO_ALIGN + 10);
     io_file_close(f);
 }
@@ -95,25 +93,24 @@ static void test_cut(void **state)
 static void test_holes(void **state)
 {
     struct iotest *t = begin(state);
-    struct err err = {0};
     struct io_file *f;
     struct io_stat before, after;
     const char *path = iotest_path(t, "f");
     bool any;
     put(t->io, path, secret, IO_ALIGN);
-    assert_int_equal(io_file_open(t->io, path, 0, &f, &err), 0);
-    assert_int_equal(io_file_pwrite(f, secret, IO_ALIGN, 300 * IO_ALIGN, &err), 0);
-    assert_int_equal(io_file_sync(f, &err), 0);
-    assert_int_equal(io_stat(t->io, path, &before, &err), 0);
-    assert_int_equal(io_file_zero(f, IO_ALIGN, 300 * IO_ALIGN, &any, &err), 0);
+    assert_int_equal(io_file_open(t->io, path, 0, &f, NULL), 0);
+    assert_int_equal(io_file_pwrite(f, secret, IO_ALIGN, 300 * IO_ALIGN, NULL), 0);
+    assert_int_equal(io_file_sync(f, NULL), 0);
+    assert_int_equal(io_stat(t->io, path, &before, NULL), 0);
+    assert_int_equal(io_file_zero(f, IO_ALIGN, 300 * IO_ALIGN, &any, NULL), 0);
     assert_false(any);
-    assert_int_equal(io_file_zero(f, 0, 301 * IO_ALIGN, &any, &err), 0);
+    assert_int_equal(io_file_zero(f, 0, 301 * IO_ALIGN, &any, NULL), 0);
     assert_true(any);
-    assert_int_equal(io_file_sync(f, &err), 0);
-    assert_int_equal(io_stat(t->io, path, &after, &err), 0);
+    assert_int_equal(io_file_sync(f, NULL), 0);
+    assert_int_equal(io_stat(t->io, path, &after, NULL), 0);
     assert_int_equal(after.allocated_bytes, before.allocated_bytes);
     uint8_t back[IO_ALIGN], zeros[IO_ALIGN] = {0};
-    assert_int_equal(io_file_pread(f, back, sizeof back, 300 * IO_ALIGN, &err), 0);
+    assert_int_equal(io_file_pread(f, back, sizeof back, 300 * IO_ALIGN, NULL), 0);
     assert_memory_equal(back, zeros, sizeof back);
     io_file_close(f);
 }
@@ -177,18 +174,17 @@ static void test_freeing_is_not_overwriting(void **state)
 
 static void test_nothing_is_left(void **state)
 {
-    struct err err;
     for (int how = 0; how < 3; how++) {
         struct io *io = disk(1);
         struct io_file *f;
         assert_int_equal(io_file_open(io, "/f", 0, &f, NULL), 0);
         if (how == 0)
-            assert_int_equal(io_file_cut(f, 0, &err), 0);
+            assert_int_equal(io_file_cut(f, 0, NULL), 0);
         else if (how == 1)
-            assert_int_equal(io_erase(io, "/f", &err), 0);
+            assert_int_equal(io_erase(io, "/f", NULL), 0);
         put(io, "/n", "new", 3);
         if (how == 2)
-            assert_int_equal(io_replace(io, "/n", "/f", NULL, &err), 0);
+            assert_int_equal(io_replace(io, "/n", "/f", NULL, NULL), 0);
         io_file_close(f);
         assert_int_equal(io_dir_sync(io, "/", NULL), 0);
         assert_int_equal(n_left(io), 0);

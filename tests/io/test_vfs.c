@@ -118,7 +118,7 @@ static struct io *sim_with_folder(uint64_t seed)
     struct io *io;
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &io, NULL), 0);
     assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
-    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, VFS_WRITE, NULL), 0);
     vfs_use_seal(VFS, seal);
     /* SQLite's own generator (WAL salts) is global: give it the same state in every run. */
     sqlite3_test_control(SQLITE_TESTCTRL_PRNG_SEED, 42, NULL);
@@ -308,7 +308,7 @@ TEST(test_dropped_rows_leave_the_medium)
         sqlite3 *db;
         assert_int_equal(io_sim_open(&o, &io, NULL), 0);
         assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
-        assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+        assert_int_equal(vfs_register(io, VFS, VFS_WRITE, NULL), 0);
         assert_int_equal(open_db(DB_PATH, WAL, &db), SQLITE_OK);
         assert_int_equal(exec(db, "PRAGMA secure_delete = ON"), SQLITE_OK);
         assert_int_equal(exec(db, "INSERT INTO t VALUES(1, 1, 'a secret of the log')"),
@@ -335,7 +335,7 @@ TEST(test_full_disk)
         io_sim_open(&(struct io_sim_opts){.seed = 1, .capacity_bytes = 100000}, &io, NULL),
         0);
     assert_int_equal(io_mkdirs(io, "/db", NULL, NULL), 0);
-    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, VFS_WRITE, NULL), 0);
     sqlite3 *db;
     assert_int_equal(open_db(DB_PATH, WAL, &db), SQLITE_OK);
     int n = 0, rc;
@@ -359,7 +359,7 @@ TEST(test_one_opener)
     assert_int_equal(open_db(DB_PATH, WAL, &b), SQLITE_OK);
     sqlite3_close(b);
     struct err err = {0};
-    assert_int_equal(vfs_register(io, VFS, false, &err), ERR_BUSY);
+    assert_int_equal(vfs_register(io, VFS, VFS_WRITE, &err), ERR_BUSY);
     vfs_unregister("no such name");
     sim_end(io);
 }
@@ -370,7 +370,7 @@ static void on_real_files(struct io *io)
     char dir[TEMPDIR_BYTES], path[TEMPDIR_BYTES + 16];
     tempdir_make_on_disk(dir, "vfs");
     snprintf(path, sizeof path, "%s/index.sqlite", dir);
-    assert_int_equal(vfs_register(io, VFS, false, NULL), 0);
+    assert_int_equal(vfs_register(io, VFS, VFS_WRITE, NULL), 0);
     assert_int_equal(run_workload(path, WAL), N_TXNS);
     sqlite3 *db, *other;
     assert_int_equal(open_db(path, WAL, &db), SQLITE_OK);
@@ -411,7 +411,7 @@ TEST(test_only_reading)
 {
     struct io *io = sim_with_folder(9);
     assert_int_equal(run_workload(DB_PATH, WAL), N_TXNS);
-    assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
+    assert_int_equal(vfs_register(io, "only-read", VFS_READ, NULL), 0);
     for (int with_log = 0; with_log < 2; with_log++) {
         sqlite3 *writer = NULL, *db;
         struct io *copy = io;
@@ -420,7 +420,7 @@ TEST(test_only_reading)
             assert_int_equal(insert_txn(writer, N_TXNS), SQLITE_OK);
             assert_int_equal(io_sim_fork(io, 1, &copy, NULL), 0);
             vfs_unregister("only-read");
-            assert_int_equal(vfs_register(copy, "only-read", true, NULL), 0);
+            assert_int_equal(vfs_register(copy, "only-read", VFS_READ, NULL), 0);
         }
         assert_int_equal(io_exists(copy, DB_PATH "-wal"), with_log);
         uint64_t before = io_sim_digest(copy);
@@ -618,10 +618,34 @@ TEST(test_one_lock_at_all_levels)
     sim_end(io);
 }
 
+/* A copy is read beside the writer, who has the lock, and holds what was committed before it. */
+TEST(test_copies)
+{
+    struct io *io = sim_with_folder(1);
+    sqlite3 *writer, *db;
+    assert_int_equal(run_workload(DB_PATH, WAL), N_TXNS);
+    assert_int_equal(vfs_register(io, "copies", VFS_COPY, NULL), 0);
+    assert_int_equal(open_db(DB_PATH, WAL, &writer), SQLITE_OK);
+    assert_int_equal(insert_txn(writer, N_TXNS), SQLITE_OK);
+    assert_int_equal(sqlite3_open_v2(DB_PATH, &db, SQLITE_OPEN_READONLY, "copies"),
+                     SQLITE_OK);
+    sqlite3_exec(db, "PRAGMA locking_mode = EXCLUSIVE", NULL, NULL, NULL);
+    assert_int_equal(count_txns(db), N_TXNS + 1);
+    assert_int_equal(insert_txn(writer, N_TXNS + 1), SQLITE_OK);
+    assert_int_equal(
+        sqlite3_exec(writer, "PRAGMA wal_checkpoint(TRUNCATE)", NULL, NULL, NULL),
+        SQLITE_OK);
+    assert_int_equal(count_txns(db), N_TXNS + 1);
+    sqlite3_close(db);
+    sqlite3_close(writer);
+    vfs_unregister("copies");
+    sim_end(io);
+}
+
 TEST(test_which_files_are_opened)
 {
     struct io *io = sim_with_folder(1);
-    assert_int_equal(vfs_register(io, "only-read", true, NULL), 0);
+    assert_int_equal(vfs_register(io, "only-read", VFS_READ, NULL), 0);
     sqlite3_vfs *vfs = sqlite3_vfs_find(VFS), *reads = sqlite3_vfs_find("only-read");
     sqlite3_file *f = calloc(1, (size_t)vfs->szOsFile);
     char b[4] = "abc", in[4];

@@ -118,21 +118,20 @@ TEST(answers_of_every_kind)
     for (size_t step = 1; step < sizeof text; step += step < 20 ? 1 : 17) {
         struct peer p;
         struct redis_answer a = {0};
-        struct err err = {0};
         struct redis *r = meet(&p, text, sizeof text - 1, step, true, 1000);
-        assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, NULL), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 5);
         assert_memory_equal(a.bytes, "ab\0cd", 6); /* compares the final zero byte, too */
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_true(a.kind == REDIS_NUMBER && a.number == -42);
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_int_equal(a.kind, REDIS_NONE);
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_int_equal(a.kind, REDIS_REFUSED);
         assert_string_equal((const char *)a.bytes, "ERR no such");
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_int_equal(a.kind, REDIS_BYTES);
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_int_equal(a.kind, REDIS_LIST);
         static const char *const want[] = {"7", "k1", "", "k3"};
         const char *s;
@@ -143,9 +142,9 @@ TEST(answers_of_every_kind)
             assert_true(n == strlen(want[i]) && memcmp(s, want[i], n) == 0);
         }
         assert_false(redis_next(&a, &at, &s, &n) || redis_depth(&a, at) != 0);
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         assert_true(a.kind == REDIS_BYTES && a.n_bytes == 1);
-        assert_int_equal(redis_receive(r, 60 * SECOND, &a, &err), 0);
+        assert_int_equal(redis_receive(r, 60 * SECOND, &a, NULL), 0);
         at = 0; /* a number in a list is a string of digits */
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "-7", 2) == 0);
         assert_true(redis_next(&a, &at, &s, &n) && n == 2 && memcmp(s, "12", 2) == 0);
@@ -379,9 +378,8 @@ TEST(refusals_are_printable)
     static const char text[] = "-ERR \x1b[31m \xff\xfe\n\tno\r\n";
     struct peer p;
     struct redis_answer a = {0};
-    struct err err = {0};
     struct redis *r = meet(&p, text, sizeof text - 1, 1000, true, 1000);
-    assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, &err), 0);
+    assert_int_equal(redis_ask(r, get, 2, 60 * SECOND, &a, NULL), 0);
     assert_int_equal(a.kind, REDIS_REFUSED);
     assert_string_equal((const char *)a.bytes, "ERR ?[31m ????no");
     redis_answer_deinit(&a);
@@ -496,7 +494,6 @@ TEST(arguments_of_any_size_are_sent)
     static const size_t sizes[] = {0, 1, 4095, 4096, 4097, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct remote_url url;
-        struct err err = {0};
         struct redis *r = NULL;
         struct sockaddr_in a = {.sin_family = AF_INET,
                                 .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -505,18 +502,18 @@ TEST(arguments_of_any_size_are_sent)
         assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
         assert_int_equal(listen(listener, 1), 0);
         assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
-        assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, &err), 0);
+        assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, NULL), 0);
         struct sender s = {.listener = listener};
         assert_int_equal(pthread_create(&s.thread, NULL, sender_main, &s), 0);
         const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
         int64_t deadline_ns = clock_now_ns() + 60 * SECOND;
         assert_int_equal(
-            redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, &err), 0);
+            redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, NULL), 0);
         char *value = malloc(sizes[i] + 1);
         memset(value, 'v', sizes[i]);
         const struct redis_arg args[] = {{"SET", 3}, {value, sizes[i]}, {"end", 3}};
-        assert_int_equal(redis_command(r, args, 3, deadline_ns, &err), 0);
-        assert_int_equal(redis_flush(r, deadline_ns, &err), 0);
+        assert_int_equal(redis_command(r, args, 3, deadline_ns, NULL), 0);
+        assert_int_equal(redis_flush(r, deadline_ns, NULL), 0);
         redis_close(r);
         pthread_join(s.thread, NULL);
         char head[64];

@@ -144,13 +144,11 @@ static void put_other(struct fake_redis *f, const struct st_ctx *c)
     struct sha256 key;
     struct parcel parcel = {0};
     struct store_reader *r;
-    struct err err = {0};
-    assert_true(st_place_open(&p, "dram", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "dram", 1);
     st_must_save(s, c, 1);
     st_keys(c, 1, &key);
-    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
-    assert_int_equal(parcel_read(s, r, &key, &parcel, &err), 0);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, NULL), 0);
+    assert_int_equal(parcel_read(s, r, &key, &parcel, NULL), 0);
     fake_redis_put(f, rt_names[1], parcel.bytes, parcel.n_bytes);
     parcel_deinit(&parcel);
     store_reader_close(r);

@@ -124,9 +124,8 @@ TEST(a_name_has_the_same_deadline)
 TEST(a_connection_is_set_up)
 {
     struct wire w;
-    struct err err = {0};
     int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
-    assert_int_equal(wire_open(&w, "127.0.0.1", port, stop, NULL, soon(), &err), 0);
+    assert_int_equal(wire_open(&w, "127.0.0.1", port, stop, NULL, soon(), NULL), 0);
     assert_int_not_equal(option_of(w.fd, IPPROTO_TCP, TCP_NODELAY), 0);
     assert_int_not_equal(option_of(w.fd, SOL_SOCKET, SO_KEEPALIVE), 0);
     assert_true(fcntl(w.fd, F_GETFL) & O_NONBLOCK);

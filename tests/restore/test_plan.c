@@ -435,12 +435,11 @@ TEST(test_lanes_are_consistent)
 
 TEST(test_range_methods)
 {
-    assert_int_equal(plan_range_method('H', PLAN_HAS_H | PLAN_HAS_KV, false), 'H');
-    assert_int_equal(plan_range_method('H', PLAN_HAS_KV, false), 'K');
-    assert_int_equal(plan_range_method('K', PLAN_HAS_H, false), 'H');
-    assert_int_equal(plan_range_method('K', 0, false), 0);
-    assert_int_equal(plan_range_method('H', 0, true), 'H');
-    assert_int_equal(plan_range_method('R', 0, false), 'R');
+    assert_int_equal(plan_range_method('H', PLAN_HAS_H | PLAN_HAS_KV), 'H');
+    assert_int_equal(plan_range_method('H', PLAN_HAS_KV), 'K');
+    assert_int_equal(plan_range_method('K', PLAN_HAS_H), 'H');
+    assert_int_equal(plan_range_method('K', 0), 0);
+    assert_int_equal(plan_range_method('R', 0), 'R');
 }
 
 static int best_prefix(const struct plan_range *range, int n, const char *mode,

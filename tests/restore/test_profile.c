@@ -248,14 +248,13 @@ TEST(a_profile_has_its_place)
     struct stack k;
     struct platform p;
     struct stat st;
-    struct err err = {0};
     char *at = profile_path("/a/b", &f);
     assert_string_equal(at, "/a/b/profile-1234000000000056.txt");
     free(at);
     et_open(&k, &(struct stack_opts){.user.no_reuse = true});
     begin(&k, &p);
     p = measured(&p);
-    assert_int_equal(profile_store(&p, path, &err), 0);
+    assert_int_equal(profile_store(&p, path, NULL), 0);
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(st.st_mode & 0777, 0600);
     stack_close(&k);
@@ -362,10 +361,9 @@ TEST(io_is_measured_on_what_exists)
         struct chain c;
         struct store_hit hits[3];
         struct platform p;
-        int n;
         chain_init(&c, &k.fingerprint, NULL);
         chain_extend(&c, prompt, 201);
-        assert_int_equal(store_lookup(k.store, c.keys, 3, hits, &n, NULL, 0, &err), 0);
+        int n = store_lookup(k.store, NULL, c.keys, 3, hits, NULL, 0);
         assert_int_equal(n, 3);
         begin(&k, &p);
         if (profile_io(&p, k.model, k.store, hits, n, &err) != 0)
@@ -553,7 +551,6 @@ static void check_profile_of_another_process(const char *model)
     struct stack k;
     struct platform p, expected;
     struct et_run r;
-    struct err err = {0};
     tempdir_make(store, "check");
     et_prompt(prompt, 200, 1);
     open_profiled(&k, dirs, model);
@@ -565,13 +562,13 @@ static void check_profile_of_another_process(const char *model)
     stack_close(&k);
     char *at = profile_path(store, &f);
     for (int fast = 0; fast < 2; fast++) {
-        assert_int_equal(profile_load(&p, at, &expected, &err), 0);
+        assert_int_equal(profile_load(&p, at, &expected, NULL), 0);
         double x = fast ? 1e-9 : 1e3;
         p.c_h = (struct cost_curve){.b_s = x};
         p.n_tiers = 1;
         p.tier[0] = (struct platform_tier){.name = "store", .bytes_per_s = 1e3 / x};
         p.gemm_correction = (struct platform_correction){0};
-        assert_int_equal(profile_store(&p, at, &err), 0);
+        assert_int_equal(profile_store(&p, at, NULL), 0);
         open_profiled(&k, dirs, model);
         double want = fast ? 1 : -1;
         assert_true(k.platform.gemm_correction.log2 == want);

@@ -164,12 +164,11 @@ static struct stream *stream;
 
 static void open_with(int max_context, int max_rows)
 {
-    struct err err = {0};
     et_open(&k, &(struct stack_opts){.user.store_in_memory = true,
                                      .user.max_context = max_context,
                                      .user.no_reuse = true});
-    assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &stream, &err), 0);
-    assert_int_equal(model_work_create(k.model, max_rows, &work, &err), 0);
+    assert_int_equal(stream_create(k.dev, STREAM_COMPUTE, &stream, NULL), 0);
+    assert_int_equal(model_work_create(k.model, max_rows, &work, NULL), 0);
     real_ops = k.dev->ops;
     ops = *real_ops;
     ops.matmul = matmul;
@@ -467,16 +466,15 @@ TEST(a_slow_disk_is_measured_for_a_bounded_time)
 TEST(reading_in_place_disturbs_nothing)
 {
     struct platform p = {.io_overlap = 7, .comp_overlap = 8};
-    struct err err = {0};
     open_with(1024, 512);
-    assert_int_equal(profile_scratch_open(k.model, NULL, NULL, 0, &scratch, &err), 0);
+    assert_int_equal(profile_scratch_open(k.model, NULL, NULL, 0, &scratch, NULL), 0);
     struct profile_source from = profile_scratch_source(scratch);
-    assert_int_equal(profile_overlap(&p, k.model, work, stream, &from, &err), 0);
+    assert_int_equal(profile_overlap(&p, k.model, work, stream, &from, NULL), 0);
     assert_true(p.io_overlap == 1 && p.comp_overlap == 1);
     assert_int_equal(n_products, 0);
     /* the first tier gets the speed of the store */
     p.n_tiers = 3;
-    assert_int_equal(profile_io(&p, k.model, from.store, from.hits, from.n_hits, &err), 0);
+    assert_int_equal(profile_io(&p, k.model, from.store, from.hits, from.n_hits, NULL), 0);
     assert_int_equal(p.n_tiers, 1);
     assert_string_equal(p.tier[0].name, "store");
     assert_true(p.tier[0].bytes_per_s > 0);
@@ -530,13 +528,12 @@ TEST(copies_are_measured_together)
         k.dev->unified = unified;
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             struct platform_tier t = {.up_bytes_per_s = 5, .gather_bytes_per_s = 6};
-            struct err err = {0};
-            assert_int_equal(profile_copies(k.dev, from, cases[i].bytes, &t, &err), 0);
+            assert_int_equal(profile_copies(k.dev, from, cases[i].bytes, &t, NULL), 0);
             double want = (double)cases[i].copied * cases[i].n_queued / 1e-9;
             assert_near(t.up_bytes_per_s, unified ? 0 : want);
             assert_true(t.gather_bytes_per_s == 0);
             t.up_bytes_per_s = 5;
-            assert_int_equal(profile_copies(k.dev, from, 0, &t, &err), 0);
+            assert_int_equal(profile_copies(k.dev, from, 0, &t, NULL), 0);
             assert_true(t.up_bytes_per_s == 0);
         }
     }
@@ -555,12 +552,11 @@ TEST(a_large_model_fills_the_scratch_store_with_few_layers)
     open_with(64, 64);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct model m = {.dev = k.dev, .dtype = DTYPE_F32};
-        struct err err = {0};
         m.cfg.n_layers = 3;
         m.cfg.n_embd = cases[i].n_embd;
         m.cfg.n_kv_heads = cases[i].n_kv;
         m.cfg.d_head = 64;
-        assert_int_equal(profile_scratch_open(&m, NULL, NULL, 0, &scratch, &err), 0);
+        assert_int_equal(profile_scratch_open(&m, NULL, NULL, 0, &scratch, NULL), 0);
         struct profile_source from = profile_scratch_source(scratch);
         assert_int_equal(from.n_hits, cases[i].n_chunks);
         for (int l = 0; l < 4; l++)
@@ -582,10 +578,9 @@ TEST(filling_a_slow_device_ends)
     } cases[] = {{10000, 4, 4}, {100000, 5, 6}};
     open_with(1024, 512);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct err err = {0};
         disk = et_disk(1, 0);
         io_throttle(disk, 0, cases[i].write_bytes_per_s);
-        assert_int_equal(profile_scratch_open(k.model, disk, et_dirs, 1, &scratch, &err),
+        assert_int_equal(profile_scratch_open(k.model, disk, et_dirs, 1, &scratch, NULL),
                          0);
         int n = profile_scratch_source(scratch).n_hits;
         if (n < cases[i].least || n > cases[i].most)

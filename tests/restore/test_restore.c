@@ -111,10 +111,9 @@ TEST(the_store_is_measured_ahead)
     struct restore_pipeline *rr;
     struct model_work *w;
     struct stream *s;
-    struct err err = {0};
     place_open(&p, 5, "both");
-    assert_int_equal(stream_create(p.k.dev, STREAM_COMPUTE, &s, &err), 0);
-    assert_int_equal(model_work_create(p.k.model, 512, &w, &err), 0);
+    assert_int_equal(stream_create(p.k.dev, STREAM_COMPUTE, &s, NULL), 0);
+    assert_int_equal(model_work_create(p.k.model, 512, &w, NULL), 0);
     struct restore_pipeline_opts o = {.model = p.k.model,
                                       .store = p.k.store,
                                       .pool = engine_pool(p.k.engine),
@@ -128,7 +127,7 @@ TEST(the_store_is_measured_ahead)
     for (int ahead = 0; ahead < 2; ahead++) {
         struct store_stats before, after;
         store_stats(p.k.store, &before);
-        assert_int_equal(restore_pipeline_create(&o, &rr, &err), 0);
+        assert_int_equal(restore_pipeline_create(&o, &rr, NULL), 0);
         if (ahead)
             restore_pipeline_measure(rr);
         /* its look-up may come before the measurement */
@@ -215,11 +214,10 @@ struct bench {
 
 static void bench_open_with(struct bench *b, uint64_t seed, size_t staging_bytes)
 {
-    struct err err = {0};
     *b = (struct bench){0};
     place_open(&b->p, seed, "both");
-    assert_int_equal(stream_create(b->p.k.dev, STREAM_COMPUTE, &b->stream, &err), 0);
-    assert_int_equal(model_work_create(b->p.k.model, MAX_ROWS, &b->work, &err), 0);
+    assert_int_equal(stream_create(b->p.k.dev, STREAM_COMPUTE, &b->stream, NULL), 0);
+    assert_int_equal(model_work_create(b->p.k.model, MAX_ROWS, &b->work, NULL), 0);
     struct kv_pool *pool = b->p.k.engine->shared.pool;
     struct restore_pipeline_opts o = {.model = b->p.k.model,
                                       .store = b->p.k.store,
@@ -228,8 +226,8 @@ static void bench_open_with(struct bench *b, uint64_t seed, size_t staging_bytes
                                       .stream = b->stream,
                                       .staging_bytes = staging_bytes,
                                       .max_tokens = N_PROMPT};
-    assert_int_equal(restore_pipeline_create(&o, &b->rr, &err), 0);
-    assert_int_equal(kv_table_reserve(pool, &b->table, N_CHUNKS * 64, &err), 0);
+    assert_int_equal(restore_pipeline_create(&o, &b->rr, NULL), 0);
+    assert_int_equal(kv_table_reserve(pool, &b->table, N_CHUNKS * 64, NULL), 0);
     chain_init(&b->chain, &b->p.k.fingerprint, NULL);
     chain_extend(&b->chain, prompt, N_PROMPT);
 }
@@ -289,8 +287,7 @@ static void finish(struct bench *b, struct restore *r)
 static struct restore_result result_of(struct restore *r)
 {
     struct restore_result out;
-    struct err err = {0};
-    assert_int_equal(restore_result_of(r, &out, &err), 0);
+    assert_int_equal(restore_result_of(r, &out, NULL), 0);
     return out;
 }
 
@@ -654,11 +651,8 @@ TEST(a_restore_of_pinned_chunks_runs_to_its_end)
     struct bench b;
     struct store_hit hits[N_CHUNKS];
     struct restore_result out;
-    struct err err = {0};
-    int n = 0;
     bench_open(&b, 20);
-    assert_int_equal(
-        store_lookup(b.p.k.store, b.chain.keys, N_CHUNKS, hits, &n, NULL, 0, &err), 0);
+    int n = store_lookup(b.p.k.store, NULL, b.chain.keys, N_CHUNKS, hits, NULL, 0);
     assert_int_equal(n, N_CHUNKS);
     b.plan = (struct plan){.n_layers = N_LAYERS, .mode = PLAN_FORCED_LAYERS};
     memcpy(b.plan.method, "RHKK", N_LAYERS);
@@ -667,7 +661,7 @@ TEST(a_restore_of_pinned_chunks_runs_to_its_end)
                               .tokens = prompt,
                               .table = &b.table,
                               .plan = &b.plan};
-    assert_int_equal(restore_run(b.rr, &job, &out, &err), 0);
+    assert_int_equal(restore_run(b.rr, &job, &out, NULL), 0);
     assert_int_equal(out.n_chunks, N_CHUNKS);
     assert_int_equal(out.n_by_method[0], N_CHUNKS);
     assert_int_equal(out.n_by_method[1], N_CHUNKS);
@@ -905,7 +899,6 @@ TEST(records_of_another_size)
     for (int i = 0; i < 3; i++) {
         struct place p;
         place_open(&p, 400 + (uint64_t)i, "hidden");
-        struct err err = {0};
         struct chain c;
         uint8_t *bytes = calloc(1, sizes[i]);
         chain_init(&c, &p.k.fingerprint, "other tenant");
@@ -920,8 +913,8 @@ TEST(records_of_another_size)
                                     .records = rec,
                                     .n_records = 4};
         memcpy(chunk.tokens, prompt, sizeof chunk.tokens);
-        assert_int_equal(store_append(p.k.store, &chunk, &err), 0);
-        assert_int_equal(store_commit(p.k.store, &err), 0);
+        assert_int_equal(store_append(p.k.store, &chunk, NULL), 0);
+        assert_int_equal(store_commit(p.k.store, NULL), 0);
         struct et_run r;
         struct et_ask a = ask("none", "kv");
         a.salt = "other tenant";

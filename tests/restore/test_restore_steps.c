@@ -30,10 +30,8 @@ static struct plan plan;
 
 static int make(void **state)
 {
-    struct err err = {0};
     struct sha256 fingerprint = st_fingerprint(0);
-    assert_true(st_place_open(&place, "dram", 1));
-    store = st_open(&place);
+    store = st_begin(&place, "dram", 1);
     st_keys(&context, N, keys);
     root = store_root_key(&fingerprint, NULL);
     for (int i = 0; i < N; i++)
@@ -61,7 +59,7 @@ static int make(void **state)
     pthread_mutex_init(&rr->lock, NULL);
     clock_cond_init(&rr->for_io);
     clock_cond_init(&rr->for_compute);
-    assert_int_equal(io_alarm_init(&rr->alarm, &err), 0);
+    assert_int_equal(io_alarm_init(&rr->alarm, NULL), 0);
     return 0;
 }
 
@@ -105,7 +103,6 @@ static struct restore *find(const struct restore_want *want)
 /* Stores the beginning of a chunk behind the first n chunks. */
 static void save_partial(int n, int n_tokens)
 {
-    struct err err = {0};
     uint8_t bytes[700] = {1};
     struct store_record record = {.kind = STORE_KV, .bytes = bytes, .n_bytes = 700};
     struct store_chunk part = {.fingerprint = st_fingerprint(0),
@@ -116,8 +113,8 @@ static void save_partial(int n, int n_tokens)
                                .n_records = 1};
     memcpy(part.tokens, tokens + n * 64, (size_t)n_tokens * sizeof tokens[0]);
     part.key = store_partial_key(&part.parent, part.tokens, n_tokens);
-    assert_int_equal(store_append(store, &part, &err), 0);
-    assert_int_equal(store_commit(store, &err), 0);
+    assert_int_equal(store_append(store, &part, NULL), 0);
+    assert_int_equal(store_commit(store, NULL), 0);
 }
 
 /* A look-up finds the full chunks that are stored, and says where the context leaves them. */
@@ -522,7 +519,6 @@ TEST_WITH(the_last_read_frees_an_abandoned_restore, make, destroy)
 TEST_WITH(a_measurement_releases_its_chunks, make, destroy)
 {
     struct store_erased gone = {0};
-    struct err err = {0};
     st_must_save(store, &context, N);
     rr->o.fingerprint = st_fingerprint(0);
     rr->has_tier = true; /* the speed is known, so nothing is read */
@@ -531,7 +527,7 @@ TEST_WITH(a_measurement_releases_its_chunks, make, destroy)
     assert_int_equal(restore_io_step(rr), STEP_WORKED);
     assert_false(rr->wants_measure);
     assert_int_equal(restore_io_step(rr), STEP_WAITS);
-    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(store_erase(store, keys, N, &gone, NULL), 0);
     assert_int_equal(gone.n_chunks, N);
     assert_int_equal(gone.n_busy, 0);
 }
@@ -540,14 +536,13 @@ TEST_WITH(a_measurement_releases_its_chunks, make, destroy)
 TEST_WITH(a_restore_releases_its_chunks_at_its_end, make, destroy)
 {
     struct store_erased gone = {0};
-    struct err err = {0};
     st_must_save(store, &context, N);
     struct restore *r = start("KKK", 0, N, NULL);
-    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(store_erase(store, keys, N, &gone, NULL), 0);
     assert_int_equal(gone.n_busy, N);
     restore_end(r);
     st_must_save(store, &context, N);
-    assert_int_equal(store_erase(store, keys, N, &gone, &err), 0);
+    assert_int_equal(store_erase(store, keys, N, &gone, NULL), 0);
     assert_int_equal(gone.n_chunks, N);
     assert_int_equal(gone.n_busy, 0);
 }

@@ -67,7 +67,7 @@ static struct repack_counts pack_all(struct store *s)
     struct repack_counts n;
     struct err err = {0};
     bool more = true;
-    assert_int_equal(repack_open(s, INT64_MAX, &r, &err), 0);
+    assert_int_equal(repack_open(s, &r, &err), 0);
     while (more)
         if (repack_step(r, &more, &err) != 0)
             fail_msg("%s", err.msg);
@@ -83,14 +83,13 @@ static void assert_holds(struct store *s, int n, bool is_packed)
     struct store_reader *reader;
     struct parcel p = {0};
     struct chunk_header h;
-    struct err err = {0};
     static uint8_t want[BYTES], got[BYTES];
     st_keys(&ctx, N, keys);
     assert_int_equal(st_n_found(s, &ctx, N), n);
-    assert_int_equal(store_reader_open(s, 4, NULL, 0, &reader, &err), 0);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &reader, NULL), 0);
     for (int i = 0; i < n; i++) {
-        assert_int_equal(parcel_read(s, reader, &keys[i], &p, &err), 0);
-        assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, &err), 0);
+        assert_int_equal(parcel_read(s, reader, &keys[i], &p, NULL), 0);
+        assert_int_equal(parcel_check(p.bytes, p.n_bytes, &h, NULL), 0);
         assert_int_equal(h.n_records, 2 * LAYERS);
         for (int k = 0; k < h.n_records; k++) {
             const struct chunk_record *r = &h.records[k];
@@ -143,21 +142,17 @@ TEST(readers_go_on)
     struct st_place p;
     struct sha256 keys[N];
     struct store_hit hits[N];
-    struct err err = {0};
-    int n_hits = 0;
-    assert_true(st_place_open(&p, "sim", 2));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 2);
     save(s, STORE_KV);
     save(s, STORE_HIDDEN);
     st_keys(&ctx, N, keys);
-    assert_int_equal(store_lookup(s, keys, N, hits, &n_hits, NULL, 0, &err), 0);
-    assert_int_equal(n_hits, N);
+    assert_int_equal(store_lookup(s, NULL, keys, N, hits, NULL, 0), N);
     uint64_t before = st_stats(s).used_bytes;
     assert_int_equal(pack_all(s).n_chunks, N);
     assert_true(st_stats(s).used_bytes > before);
     assert_holds(s, N, true);
     store_release(s, hits, N);
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_true(5 * st_stats(s).used_bytes < 4 * before);
     assert_holds(s, N, true);
     store_close(s);
@@ -168,8 +163,7 @@ TEST(readers_go_on)
 TEST(nothing_is_evicted_for_it)
 {
     struct st_place p;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     save(s, STORE_KV);
     save(s, STORE_HIDDEN);
     uint64_t used = st_stats(s).used_bytes;
@@ -194,19 +188,17 @@ TEST(what_was_erased_stays_away)
     struct repack *r;
     struct sha256 keys[N];
     struct store_erased e;
-    struct err err = {0};
     bool more;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     save(s, STORE_KV);
     save(s, STORE_HIDDEN);
     st_keys(&ctx, N, keys);
-    assert_int_equal(repack_open(s, INT64_MAX, &r, &err), 0);
+    assert_int_equal(repack_open(s, &r, NULL), 0);
     for (int i = 0; i < 5; i++)
-        assert_int_equal(repack_step(r, &more, &err), 0);
-    assert_int_equal(store_erase(s, keys + 2, N - 2, &e, &err), 0);
+        assert_int_equal(repack_step(r, &more, NULL), 0);
+    assert_int_equal(store_erase(s, keys + 2, N - 2, &e, NULL), 0);
     for (more = true; more;)
-        assert_int_equal(repack_step(r, &more, &err), 0);
+        assert_int_equal(repack_step(r, &more, NULL), 0);
     repack_close(r);
     assert_int_equal(st_n_found(s, &ctx, N), 2);
     store_close(s);

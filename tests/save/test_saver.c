@@ -75,12 +75,11 @@ static void close_saver(struct rig *r)
 /* buffer_bytes 1: the minimum, four chunks. */
 static void rig_open_small(struct rig *r, size_t buffer_bytes, uint64_t cap_bytes)
 {
-    struct err err = {0};
     *r = (struct rig){.fingerprint = {{7}}, .buffer_bytes = buffer_bytes};
-    assert_int_equal(device_open("cpu", NULL, NULL, &r->dev, &err), 0);
+    assert_int_equal(device_open("cpu", NULL, NULL, &r->dev, NULL), 0);
     struct model_opts mo = {.dev = r->dev, .dtype = "f32", .max_ctx = MAX_TOKENS};
-    assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, &err), 0);
-    assert_int_equal(stream_create(r->dev, STREAM_COMPUTE, &r->stream, &err), 0);
+    assert_int_equal(model_open("synth:tiny-gqa", &mo, &r->m, NULL), 0);
+    assert_int_equal(stream_create(r->dev, STREAM_COMPUTE, &r->stream, NULL), 0);
     r->rows = xmalloc(MAX_ROWS * model_hidden_bytes(r->m) +
                       MAX_ROWS * model_kv_bytes(r->m, 0));
     r->io = et_disk(3, 0);
@@ -157,8 +156,7 @@ static bool line_find(struct line *x, struct rig *r, uint64_t seed, int64_t from
     if (from % 64 != 0) {
         struct sha256 key = store_partial_key(chain_parent(&x->chain, (int)(from / 64)),
                                               x->tokens + from / 64 * 64, (int)(from % 64));
-        assert_int_equal(store_lookup(r->store, &key, 1, &x->tail, &n_hits, NULL, 0, NULL),
-                         0);
+        n_hits = store_lookup(r->store, NULL, &key, 1, &x->tail, NULL, 0);
     }
     return n_hits == 1;
 }
@@ -166,8 +164,7 @@ static bool line_find(struct line *x, struct rig *r, uint64_t seed, int64_t from
 static void line_save(struct line *x, const char *save)
 {
     struct save_policy policy;
-    struct err err = {0};
-    assert_int_equal(save_policy_make(&policy, save, x->r->m, NULL, MAX_TOKENS, &err), 0);
+    assert_int_equal(save_policy_make(&policy, save, x->r->m, NULL, MAX_TOKENS, NULL), 0);
     policy.packs = x->r->pack_idle_ns > 0;
     struct save_begin b = {.first_token = x->n,
                            .parent = chain_parent(&x->chain, (int)(x->n / 64)),
@@ -225,17 +222,15 @@ static void line_run(struct line *x, int64_t until, int step)
 static void check_records(struct rig *r, uint64_t seed, const struct store_hit *hits,
                           int n_hits, const struct save_policy *policy)
 {
-    struct err err = {0};
     struct store_reader *reader;
-    int got;
     size_t room = round_up(64 * row_bytes(r, STORE_HIDDEN), STORE_ALIGN);
     size_t kv_room = round_up(64 * row_bytes(r, STORE_KV), STORE_ALIGN);
     room = store_read_room(r->store, room > kv_room ? room : kv_room);
     uint8_t *staging = mem_map(room), *rows = mem_map(room), *packed = mem_map(room);
     uint8_t *unpacked = mem_map(room);
     struct stream *pack;
-    assert_int_equal(stream_create(r->m->dev, STREAM_INLINE, &pack, &err), 0);
-    assert_int_equal(store_reader_open(r->store, 1, staging, room, &reader, &err), 0);
+    assert_int_equal(stream_create(r->m->dev, STREAM_INLINE, &pack, NULL), 0);
+    assert_int_equal(store_reader_open(r->store, 1, staging, room, &reader, NULL), 0);
     for (int c = 0; c < n_hits; c++) {
         for (int i = 0; i < r->m->cfg.n_layers * STORE_KINDS; i++) {
             enum store_kind kind = (enum store_kind)(i % 2);
@@ -249,10 +244,7 @@ static void check_records(struct rig *r, uint64_t seed, const struct store_hit *
                                     .kind = kind,
                                     .dst = staging,
                                     .dst_bytes = room};
-            struct store_read *one = &rd, *done[1];
-            assert_int_equal(store_reader_submit(reader, &one, 1, &err), 0);
-            assert_int_equal(store_reader_wait(reader, done, 1, &got, &err), 0);
-            assert_int_equal(store_read_check(&rd, &err), 0);
+            assert_int_equal(store_reader_read(reader, &rd, NULL), 0);
             size_t bytes = row_bytes(r, kind);
             assert_int_equal(rd.is_packed, r->pack_idle_ns > 0 && kind == STORE_HIDDEN);
             if (rd.is_packed) {
@@ -284,15 +276,11 @@ static void check_records(struct rig *r, uint64_t seed, const struct store_hit *
 static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char *save)
 {
     struct line x;
-    struct err err = {0};
     struct store_hit hits[MAX_TOKENS / 64];
     struct save_policy policy;
-    int n_hits;
     line_open(&x, r, seed, "none", 0);
-    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
-    assert_int_equal(
-        store_lookup(r->store, x.chain.keys, MAX_TOKENS / 64, hits, &n_hits, NULL, 0, &err),
-        0);
+    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, NULL), 0);
+    int n_hits = store_lookup(r->store, NULL, x.chain.keys, MAX_TOKENS / 64, hits, NULL, 0);
     assert_int_equal(n_hits, n_chunks);
     check_records(r, seed, hits, n_hits, &policy);
     store_release(r->store, hits, n_hits);
@@ -302,15 +290,12 @@ static void check_stored(struct rig *r, uint64_t seed, int n_chunks, const char 
 /* Checks that chunk i of the line is stored with the line's current tokens. */
 static void check_chunk(const struct line *x, int i, const char *save)
 {
-    struct err err = {0};
     struct store_hit hit;
     struct save_policy policy;
-    int n_hits = 0;
     struct sha256 key = store_partial_key(chain_parent(&x->chain, i), x->tokens + 64 * i,
                                           64);
-    assert_int_equal(save_policy_make(&policy, save, x->r->m, NULL, MAX_TOKENS, &err), 0);
-    assert_int_equal(store_lookup(x->r->store, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
-    assert_int_equal(n_hits, 1);
+    assert_int_equal(save_policy_make(&policy, save, x->r->m, NULL, MAX_TOKENS, NULL), 0);
+    assert_int_equal(store_lookup(x->r->store, NULL, &key, 1, &hit, NULL, 0), 1);
     check_records(x->r, x->seed, &hit, 1, &policy);
     store_release(x->r->store, &hit, 1);
 }
@@ -320,21 +305,19 @@ static void check_chunk(const struct line *x, int i, const char *save)
 static void check_tail(struct rig *r, uint64_t seed, int n_tokens, const char *save)
 {
     struct line x;
-    struct err err = {0};
     struct store_hit hit;
     struct save_policy policy;
     struct sha256 key;
-    int n_full = n_tokens / 64, n = 0, n_hits = 0;
+    int n_full = n_tokens / 64, n = 0;
     check_stored(r, seed, n_full, save);
     line_open(&x, r, seed, "none", 0);
-    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, &err), 0);
+    assert_int_equal(save_policy_make(&policy, save, r->m, NULL, MAX_TOKENS, NULL), 0);
     bool found = store_find_partial(r->store, chain_parent(&x.chain, n_full),
                                     x.tokens + n_full * 64, 63, &key, &n);
     assert_int_equal(found, n_tokens % 64 != 0);
     if (found) {
         assert_int_equal(n, n_tokens % 64);
-        assert_int_equal(store_lookup(r->store, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
-        assert_int_equal(n_hits, 1);
+        assert_int_equal(store_lookup(r->store, NULL, &key, 1, &hit, NULL, 0), 1);
         assert_int_equal(hit.chunk_idx, n_full);
         check_records(r, seed, &hit, 1, &policy);
         store_release(r->store, &hit, 1);
@@ -995,10 +978,8 @@ TEST_WITH(living_sequences_keep_what_they_were_told, set_up, tear_down)
             assert_int_equal(saver_flush(r->saver, NULL), 0);
             for (int i = 0; i < MAX_SEQS; i++) {
                 struct store_hit hits[MAX_TOKENS / 64];
-                int n;
-                assert_int_equal(store_lookup(r->store, x[i].chain.keys, MAX_TOKENS / 64,
-                                              hits, &n, NULL, 0, NULL),
-                                 0);
+                int n = store_lookup(r->store, NULL, x[i].chain.keys, MAX_TOKENS / 64, hits,
+                                     NULL, 0);
                 store_release(r->store, hits, n);
                 assert_true((int64_t)n * 64 >= save_committed_tokens(x[i].q));
                 n_committed += save_committed_tokens(x[i].q);
@@ -1383,7 +1364,6 @@ static struct remote *open_with_remote(struct rig *r, enum remote_when when)
     remote->offers = xcalloc(MAX_OFFERS, sizeof *remote->offers);
     remote->o.when = when;
     saver_destroy(r->saver);
-    struct err err = {0};
     struct saver_opts o = {.store = r->store,
                            .model = r->m,
                            .fingerprint = r->fingerprint,
@@ -1392,7 +1372,7 @@ static struct remote *open_with_remote(struct rig *r, enum remote_when when)
                            .warn = warn,
                            .warn_arg = r,
                            .remote = remote};
-    assert_int_equal(saver_create(&o, &r->saver, &err), 0);
+    assert_int_equal(saver_create(&o, &r->saver, NULL), 0);
     return remote;
 }
 

@@ -24,14 +24,12 @@ static bool store_is_broken(void)
 /* Makes a store with two contexts on two directories, and closes it. */
 void damage_place(struct st_place *p)
 {
-    struct err err = {0};
-    assert_true(st_place_open(p, "sim", 2));
-    struct store *s = st_open(p);
+    struct store *s = st_begin(p, "sim", 2);
     uint64_t freed;
-    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
-    assert_int_equal(st_save(s, &st_small, &damage_sibling, DAMAGE_CHUNKS, ST_BOTH, &err),
+    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, NULL), 0);
+    assert_int_equal(st_save(s, &st_small, &damage_sibling, DAMAGE_CHUNKS, ST_BOTH, NULL),
                      0);
-    assert_int_equal(store_gc(s, &freed, &err), 0);
+    assert_int_equal(store_gc(s, &freed, NULL), 0);
     store_close(s);
 }
 

@@ -17,16 +17,15 @@ struct bytes {
 
 static struct bytes file_bytes(struct io *io, const char *dir, const char *name)
 {
-    struct err err = {0};
     struct bytes b = {0};
     struct io_file *f;
     char path[600];
     uint64_t size;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, &err), 0);
-    assert_int_equal(io_file_size(f, &size, &err), 0);
+    assert_int_equal(io_file_open(io, path, IO_READ_ONLY, &f, NULL), 0);
+    assert_int_equal(io_file_size(f, &size, NULL), 0);
     b.p = xmalloc(size + 1);
-    assert_int_equal(io_file_pread_some(f, b.p, size, 0, &b.n, &err), 0);
+    assert_int_equal(io_file_pread_some(f, b.p, size, 0, &b.n, NULL), 0);
     io_file_close(f);
     return b;
 }

@@ -94,12 +94,14 @@ struct st_place {
 /* Makes the place. Returns false if this machine lacks the kind (no io_uring). */
 bool st_place_open(struct st_place *p, const char *kind, int n_dirs);
 void st_place_close(struct st_place *p);            /* removes all files of the place */
-void st_close(struct store *s, struct st_place *p); /* closes both */
+void st_close(struct store *s, struct st_place *p); /* audits the store, and closes both */
 
 /* --- for cmocka: an error fails the test with its message ------------------------------------- */
 
 /* Opens a store with p->opts. */
 struct store *st_open(const struct st_place *p);
+/* Makes the place, and opens a store there. */
+struct store *st_begin(struct st_place *p, const char *kind, int n_dirs);
 /* Saves the first n chunks with both kinds of records, in the shape st_small. */
 void st_must_save(struct store *s, const struct st_ctx *c, int n);
 /* Returns how many of the first n chunks a lookup finds.  Reads no record. */

@@ -94,9 +94,8 @@ TEST(memory_of_the_caller_is_left_as_it_is)
 {
     struct arena_opts o = {16 * MIB, UINT64_MAX, {get, put, NULL}};
     struct arena *a = NULL;
-    struct err err = {0};
     uint64_t n_bytes;
-    assert_int_equal(arena_open(&o, &a, &err), 0);
+    assert_int_equal(arena_open(&o, &a, NULL), 0);
     assert_true(arena_await(a, 0, &n_bytes));
     assert_true(arena_price_s(a, 16 * MIB, UINT64_MAX) == 0);
     assert_int_equal(resident(a, 0, 16 * MIB), 0);

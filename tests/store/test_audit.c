@@ -17,7 +17,6 @@ static const struct st_ctx one = {.base = 1, .own = 11, .branch = 0, .salt = "on
  * erased one. */
 static struct store *store_make(struct st_place *p, struct store_hit *hit)
 {
-    struct err err = {0};
     struct sha256 keys[CHUNKS];
     assert_true(st_place_open(p, "sim", 1));
     p->opts.cap_bytes = 64 << 20;
@@ -26,14 +25,14 @@ static struct store *store_make(struct st_place *p, struct store_hit *hit)
         struct st_ctx a = one, b = two;
         a.own += i;
         b.own += i;
-        assert_int_equal(st_save(s, &st_small, &a, 2, ST_BOTH, &err), 0);
-        assert_int_equal(st_save(s, &st_small, &b, 2, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &st_small, &a, 2, ST_BOTH, NULL), 0);
+        assert_int_equal(st_save(s, &st_small, &b, 2, ST_BOTH, NULL), 0);
     }
     st_keys(&one, CHUNKS, keys);
-    assert_int_equal(store_pin_until(s, keys, 2, INT64_MAX, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, 2, INT64_MAX, NULL), 0);
     st_keys(&two, CHUNKS, keys);
     assert_true(store_pin(s, &keys[1], hit));
-    assert_int_equal(st_append(s, &st_small, &one, 2, ST_KV, &err), 0);
+    assert_int_equal(st_append(s, &st_small, &one, 2, ST_KV, NULL), 0);
     assert_true(store_audit(s));
     return s;
 }
@@ -129,13 +128,12 @@ TEST(space)
     struct st_place p;
     struct store_hit hit;
     struct store *s = store_make(&p, &hit);
-    struct err err = {0};
     struct sha256 keys[CHUNKS];
     struct store_erased erased;
     struct st_ctx hole = one;
     hole.own++;
     st_keys(&hole, 2, keys);
-    assert_int_equal(store_erase(s, keys, 2, &erased, &err), 0);
+    assert_int_equal(store_erase(s, keys, 2, &erased, NULL), 0);
     assert_int_equal(erased.n_chunks, 2);
     assert_true(store_audit(s));
 
@@ -157,7 +155,6 @@ TEST(links)
 {
     struct st_place p;
     struct store_hit hit;
-    struct err err = {0};
     struct sha256 keys[CHUNKS];
     struct store *s = store_make(&p, &hit);
     struct catalog *c = &s->catalog;
@@ -180,7 +177,7 @@ TEST(links)
     BREAK(s, parent->n_children, 2);
 
     st_keys(&branch, 2, keys);
-    assert_int_equal(store_guarantee(s, keys, 2, INT64_MAX, NULL, &err), 0);
+    assert_int_equal(store_guarantee(s, keys, 2, INT64_MAX, NULL, NULL), 0);
     assert_true(newest->is_guaranteed && newest->n_guarded == 1 && parent->n_guarded == 1);
     struct catalog_owner *o = &c->owners[newest->owner_idx];
     BREAK(s, newest->n_guarded, 0);

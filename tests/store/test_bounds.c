@@ -126,10 +126,9 @@ TEST(header_is_not_the_rows)
         struct store_opts opts = p.opts;
         struct store *s;
         struct st_result r;
-        struct err err = {0};
         opts.io = io;
-        assert_int_equal(store_open(&opts, &s, &err), 0);
-        assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
+        assert_int_equal(store_open(&opts, &s, NULL), 0);
+        assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, NULL), 0);
         /* the row has this field, too, and the store believes the row */
         if (what == OTHER_IDX)
             assert_int_equal(r.n_found, DAMAGE_CHUNKS);
@@ -262,13 +261,12 @@ static void saves_more(const struct st_place *p, struct io *io)
     struct store_opts opts = p->opts;
     struct store *s;
     struct st_result r;
-    struct err err = {0};
     opts.io = io;
     for (int round = 0; round < 2; round++) {
-        assert_int_equal(store_open(&opts, &s, &err), 0);
+        assert_int_equal(store_open(&opts, &s, NULL), 0);
         if (round == 0)
-            assert_int_equal(st_save(s, &st_small, &more, 3, ST_BOTH, &err), 0);
-        assert_int_equal(st_read(s, &st_small, &more, 3, &r, &err), 0);
+            assert_int_equal(st_save(s, &st_small, &more, 3, ST_BOTH, NULL), 0);
+        assert_int_equal(st_read(s, &st_small, &more, 3, &r, NULL), 0);
         assert_int_equal(r.n_records, 3 * 6);
         assert_true(store_audit(s));
         store_close(s);
@@ -437,8 +435,7 @@ TEST(chunks_out_of_range)
     struct st_place p;
     struct err err = {0};
     uint8_t byte = 7;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     struct store_record record = {.kind = STORE_KV, .bytes = &byte};
     struct store_chunk c = {
         .fingerprint = st_fingerprint(1), .records = &record, .n_records = 1};

@@ -61,7 +61,6 @@ TEST(metadata_flips)
 /* Flips in the WAL that a crash left may hide commits, but never bring wrong data. */
 TEST(wal_flips)
 {
-    struct err err = {0};
     struct rng r = {78};
     assert_true(st_place_open(&place, "sim", 2));
     place.opts.cap_bytes = 80 * 4096;
@@ -69,9 +68,9 @@ TEST(wal_flips)
     /* more saves, so that old rows in the log describe space that newer extents use */
     for (int i = 0; i < 6; i++) {
         struct st_ctx other = {50, (uint64_t)i, 0, 0, NULL};
-        assert_int_equal(st_save(s, &st_small, &other, 1, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &st_small, &other, 1, ST_BOTH, NULL), 0);
     }
-    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, NULL), 0);
     uint64_t n = n_flips(), n_less = 0;
     for (uint64_t i = 0; i < n; i++) {
         struct io *io = damage_copy(&place, i);
@@ -154,7 +153,6 @@ TEST(verify_finds_flips)
         struct store_opts opts = place.opts;
         struct store_verify v;
         struct store *s;
-        struct err err = {0};
         opts.io = damage_copy(&place, i);
         /* Device 1's segment begins with an extent: header, then records of 5000
          * bytes in two blocks. */
@@ -162,12 +160,12 @@ TEST(verify_finds_flips)
         uint64_t at = in_record ? 4096 + rng_below(&r, 5000) : rng_below(&r, 4096);
         assert_int_equal(
             io_sim_flip(opts.io, "/st/d1/seg-000000.hc", at, (unsigned)(i % 8)), 0);
-        assert_int_equal(store_open(&opts, &s, &err), 0);
+        assert_int_equal(store_open(&opts, &s, NULL), 0);
         n_reports = 0;
-        assert_int_equal(store_verify(s, &v, report, NULL, NULL, &err), 0);
+        assert_int_equal(store_verify(s, &v, report, NULL, NULL, NULL), 0);
         assert_int_equal(v.n_bad, 1);
         assert_int_equal(n_reports, 1);
-        assert_int_equal(store_verify(s, &v, report, NULL, NULL, &err), 0);
+        assert_int_equal(store_verify(s, &v, report, NULL, NULL, NULL), 0);
         assert_int_equal(v.n_bad, 0); /* already condemned by the first verify */
         store_close(s);
         io_close(opts.io);
@@ -252,8 +250,7 @@ TEST(lost_and_misdirected_writes)
     int n_corrupt = 0;
     for (uint64_t seed = 0; seed < 100; seed++) {
         struct err err = {0};
-        assert_true(st_place_open(&place, "sim", 2));
-        struct store *s = st_open(&place);
+        struct store *s = st_begin(&place, "sim", 2);
         struct io_sim_fault fault = {.kind = seed % 2 == 0 ? IO_SIM_LOST
                                                            : IO_SIM_MISDIRECTED,
                                      .on = IO_SIM_ON_WRITE,
@@ -280,7 +277,6 @@ TEST(lost_and_misdirected_writes)
 TEST(read_flips)
 {
     struct st_result r;
-    struct err err = {0};
     damage_place(&place);
     struct store *s = st_open(&place);
     struct io_sim_fault fault = {
@@ -289,14 +285,14 @@ TEST(read_flips)
     int n_corrupt = 0;
     for (int i = 0; i < 10 && n_corrupt == 0; i++) {
         assert_int_equal(io_sim_fault_add(place.io, &fault), 0);
-        assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
+        assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, NULL), 0);
         assert_int_equal(r.n_wrong, 0);
         n_corrupt += r.n_corrupt;
         io_sim_fault_clear(place.io);
     }
     assert_int_equal(n_corrupt, 1);
-    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, &err), 0);
-    assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, ST_BOTH, NULL), 0);
+    assert_int_equal(st_read(s, &st_small, &damage_ctx, DAMAGE_CHUNKS, &r, NULL), 0);
     assert_int_equal(r.n_records, DAMAGE_CHUNKS * 6);
     st_close(s, &place);
 }

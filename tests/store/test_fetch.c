@@ -43,17 +43,16 @@ static const struct st_shape large = {.n_layers = 1, .n_bytes = {2 << 20, 4 << 2
 static void bench_open(struct bench *b, const struct st_shape *shape)
 {
     struct st_ctx c = {.base = 1, .own = 1};
-    struct err err = {0};
     assert_true(st_place_open(&b->p, "sim", 1));
     b->p.opts.segment_bytes = 64 << 20;
     b->s = st_open(&b->p);
-    assert_int_equal(st_save(b->s, shape, &c, N_CHUNKS, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(b->s, shape, &c, N_CHUNKS, ST_BOTH, NULL), 0);
     store_close(b->s);
     b->p.opts.dram_bytes = ARENA;
     b->s = st_open(&b->p);
     b->s->home.stuck_ns = STUCK_NS;
     st_keys(&c, N_CHUNKS, b->keys);
-    assert_int_equal(store_fetcher_open(b->s, &b->f, &err), 0);
+    assert_int_equal(store_fetcher_open(b->s, &b->f, NULL), 0);
     store_fetch_want(b->s, b, b->keys, N_CHUNKS, 1);
 }
 

@@ -28,7 +28,6 @@ static struct st_place place;
 
 static void pins_last(const char *kind)
 {
-    struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx kept = {.base = 1, .own = 1};
     int n_pins = 0;
@@ -40,7 +39,7 @@ static void pins_last(const char *kind)
     st_keys(&kept, N, keys);
     int64_t until = clock_wall_s() + 3600;
     /* a pin may come before its context is stored */
-    assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, N, until, NULL), 0);
     assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
     assert_int_equal(n_pins, 400);
     st_must_save(s, &kept, N);
@@ -62,7 +61,7 @@ static void pins_last(const char *kind)
     for (uint64_t i = 30; i < 34; i++) {
         struct st_ctx c = {.base = i, .own = i};
         st_keys(&c, N, keys);
-        assert_int_equal(store_pin_until(s, keys, N, until, &err), 0);
+        assert_int_equal(store_pin_until(s, keys, N, until, NULL), 0);
         st_must_save(s, &c, N);
     }
     store_stats(s, &st);
@@ -72,7 +71,7 @@ static void pins_last(const char *kind)
     assert_true(store_audit(s));
     /* A caller ends this pin. */
     st_keys(&(struct st_ctx){.base = 33, .own = 33}, N, keys);
-    assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
+    assert_int_equal(store_unpin_keys(s, keys, N, NULL), 0);
     struct store_stats after;
     store_stats(s, &after);
     assert_int_equal(st.n_pins - after.n_pins, N);
@@ -109,13 +108,11 @@ TEST(a_sample_leaves_room)
     st_must_save(s, &last, N);
     assert_int_equal(st_n_found(s, &last, N), N);
     store_release(s, hits, SAMPLE);
-    assert_true(store_audit(s));
     st_close(s, &place);
 }
 
 TEST(pins_run_out)
 {
-    struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx kept = {.base = 1, .own = 1};
     struct store_stats st;
@@ -124,14 +121,14 @@ TEST(pins_run_out)
     struct store *s = st_open(&place);
     st_must_save(s, &kept, N);
     st_keys(&kept, N, keys);
-    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() - 1, NULL), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, 0);
-    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 3600, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, N, clock_wall_s() + 3600, NULL), 0);
     store_stats(s, &st);
     assert_int_equal(st.n_pins, N);
     int64_t until_wall_s = clock_wall_s() + 1;
-    assert_int_equal(store_pin_until(s, keys, N, until_wall_s, &err), 0);
+    assert_int_equal(store_pin_until(s, keys, N, until_wall_s, NULL), 0);
     while (clock_wall_s() < until_wall_s)
         clock_sleep_ns((int64_t)10 * 1000 * 1000);
     for (uint64_t i = 10; i < 14; i++)
@@ -175,7 +172,6 @@ TEST(what_has_run_out_counts_no_more)
                         c = {.base = 3, .own = 3, .salt = "q"};
     for (int way = 0; way < WAYS; way++) {
         struct st_place p;
-        struct err err = {0};
         struct sha256 keys[N];
         uint64_t n_gone = 0;
         int n_pins = 0;
@@ -188,7 +184,7 @@ TEST(what_has_run_out_counts_no_more)
         st_must_save(s, &b, N);
         st_keys(&a, N, keys);
         if (way == GUARANTEE)
-            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, &err),
+            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, NULL),
                              0);
         else
             pin_all(s, &a);
@@ -203,16 +199,16 @@ TEST(what_has_run_out_counts_no_more)
         run_out(s);
         st_keys(&b, N, keys);
         if (way == GUARANTEE) /* for as many bytes as the owner may guarantee */
-            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, &err),
+            assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + 3600, NULL, NULL),
                              0);
         else if (way == PIN)
             pin_all(s, &b);
         else if (way == IDLE)
-            assert_int_equal(store_evict_idle(s, clock_wall_s() + 1000, &n_gone, &err), 0);
+            assert_int_equal(store_evict_idle(s, clock_wall_s() + 1000, &n_gone, NULL), 0);
         else if (way == LIST)
             assert_int_equal(store_each_pin(s, pin_count, &n_pins), 0);
         else if (way == EXPIRED)
-            assert_int_equal(store_evict_expired(s, &n_gone, &err), 0);
+            assert_int_equal(store_evict_expired(s, &n_gone, NULL), 0);
         else
             st_must_save(s, &c, 1);
         assert_int_equal(st_stats(s).n_pins, way == GUARANTEE ? 1 : way == PIN ? N : 0);
@@ -223,7 +219,6 @@ TEST(what_has_run_out_counts_no_more)
         assert_int_equal(st_n_found(s, &a, N), is_short ? N - 1 : is_gone ? 0 : N);
         assert_int_equal(st_n_found(s, &b, N), way == IDLE ? 0 : N);
         assert_int_equal(st_stats(s).n_evicted_pinned, 0);
-        assert_true(store_audit(s));
         st_close(s, &p);
     }
 }
@@ -236,8 +231,7 @@ TEST(pins_survive_power)
         struct sha256 keys[N];
         struct st_ctx kept = {.base = 1, .own = 1};
         struct store_stats st;
-        assert_true(st_place_open(&place, "sim", 1));
-        struct store *s = st_open(&place);
+        struct store *s = st_begin(&place, "sim", 1);
         st_must_save(s, &kept, N);
         st_keys(&kept, N, keys);
         io_sim_crash_at(place.io, IO_SIM_AT_OP, at);
@@ -330,7 +324,6 @@ static void quotas_bound(const char *kind)
     struct st_ctx tiny = {.base = 50, .own = 50, .salt = "tiny"};
     assert_int_equal(st_append(s, &st_small, &tiny, 0, ST_BOTH, &err), ERR_LIMIT);
     assert_non_null(strstr(err.msg, "quota"));
-    assert_true(store_audit(s));
     st_close(s, &place);
 }
 
@@ -388,22 +381,21 @@ static struct store *opened_again(struct st_place *p, struct store *s, enum reop
 
 static void partial_chunks(const char *kind, enum reopen how)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N], tail[2], found;
     struct store_hit hits[3];
     struct store_stats st;
     int32_t tokens[STORE_CHUNK_TOKENS];
-    int n_tokens, n_hits;
+    int n_tokens;
     if (!st_place_open(&place, kind, 1))
         return;
     struct store *s = st_open(&place);
     st_keys(&c, N, keys);
     st_tokens(&c, 2, tokens);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
-    assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, NULL), 0);
     assert_int_equal(append_partial(s, &c, 2, 17, NULL, &tail[0]), 0);
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_true(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
     assert_int_equal(n_tokens, 17);
     assert_memory_equal(found.b, tail[0].b, sizeof found.b);
@@ -415,15 +407,14 @@ static void partial_chunks(const char *kind, enum reopen how)
      * restarts. */
     assert_int_equal(append_partial(s, &c, 2, 40, &tail[0], &tail[1]), 0);
     assert_true(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_true(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens));
     assert_int_equal(n_tokens, 40);
     assert_false(store_find_partial(s, &keys[1], tokens, 39, &found, &n_tokens));
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     s = opened_again(&place, s, how);
     struct sha256 chain[3] = {keys[0], keys[1], tail[1]};
-    assert_int_equal(store_lookup(s, chain, 3, hits, &n_hits, NULL, 0, &err), 0);
-    assert_int_equal(n_hits, 3);
+    assert_int_equal(store_lookup(s, NULL, chain, 3, hits, NULL, 0), 3);
     assert_int_equal(hits[1].n_tokens, 64);
     assert_int_equal(hits[2].n_tokens, 40);
     store_release(s, hits, 3);
@@ -433,12 +424,11 @@ static void partial_chunks(const char *kind, enum reopen how)
     assert_int_equal(rc, 0);
     /* a partial chunk of 64 tokens has the key of the full chunk */
     assert_memory_equal(found.b, keys[2].b, sizeof found.b);
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_false(store_find_partial(s, &keys[1], tokens, 63, &found, &n_tokens) &&
                  n_tokens == 40);
     store_stats(s, &st);
     assert_true(st.evictions[STORE_EVICT_SUPERSEDED] >= 1);
-    assert_true(store_audit(s));
     st_close(s, &place);
 }
 
@@ -471,21 +461,18 @@ TEST(a_partial_chunk_that_others_may_continue_stays)
         /* Bit 0 of `who`: the first request lets its chunk yield. Bit 1: the second request does.
          * */
         for (int who = 0; who < 4; who++) {
-            struct err err = {0};
             struct sha256 tail, unused;
-            assert_true(st_place_open(&place, "sim", 1));
-            struct store *s = st_open(&place);
-            assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, &err), 0);
+            struct store *s = st_begin(&place, "sim", 1);
+            assert_int_equal(st_save(s, &st_small, &c, 2, ST_BOTH, NULL), 0);
             assert_int_equal(append_part(s, &c, 2, 17, (who & 1) != 0, NULL, &tail), 0);
-            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(store_commit(s, NULL), 0);
             s = opened_again(&place, s, how);
             assert_int_equal(append_part(s, &c, 2, 17, (who & 2) != 0, NULL, &tail), 0);
-            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(store_commit(s, NULL), 0);
             assert_int_equal(find_tail(s, &c), 17);
             assert_int_equal(append_partial(s, &c, 2, 64, &tail, &unused), 0);
-            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(store_commit(s, NULL), 0);
             assert_int_equal(find_tail(s, &c), who == 3 ? 0 : 17);
-            assert_true(store_audit(s));
             st_close(s, &place);
         }
     }
@@ -496,27 +483,25 @@ TEST(a_partial_chunk_that_others_may_continue_stays)
 TEST(superseded_together)
 {
     enum { TAILS = 4 };
-    struct err err = {0};
     struct sha256 keys[TAILS][N], tail[TAILS], longer[TAILS], never = {{1}}, unused;
     struct store_hit held, hit;
-    assert_true(st_place_open(&place, "sim", 2));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 2);
     struct st_ctx c[TAILS];
     for (uint64_t i = 0; i < TAILS; i++) {
         c[i] = (struct st_ctx){.base = 50 + i, .own = i};
         st_keys(&c[i], N, keys[i]);
-        assert_int_equal(st_save(s, &st_small, &c[i], 2, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &st_small, &c[i], 2, ST_BOTH, NULL), 0);
         assert_int_equal(append_partial(s, &c[i], 2, 17, NULL, &tail[i]), 0);
         assert_false(store_pin(s, &tail[i], &hit)); /* not committed, so it is not found */
     }
     assert_false(store_pin(s, &never, &hit));
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_true(store_pin(s, &tail[3], &held));
     for (int i = 0; i < TAILS; i++)
         assert_int_equal(append_partial(s, &c[i], 2, 40, &tail[i], &longer[i]), 0);
     assert_int_equal(append_partial(s, &c[0], 2, 41, &never, &unused), 0);
     assert_int_equal(append_partial(s, &c[0], 2, 42, &keys[0][1], &unused), 0);
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     for (int i = 0; i < TAILS; i++) {
         assert_false(store_pin(s, &tail[i], &hit));
         assert_true(store_pin(s, &longer[i], &hit));
@@ -529,8 +514,8 @@ TEST(superseded_together)
     /* The superseding chunk is stored already, so the partial chunk is removed at once. */
     assert_int_equal(append_partial(s, &c[0], 2, 41, &longer[0], &unused), 0);
     assert_false(store_pin(s, &longer[0], &hit));
-    assert_int_equal(store_commit(s, &err), 0);
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_true(store_audit(s));
     store_close(s);
     s = st_open(&place); /* the partial chunk stays removed after a restart */
@@ -554,8 +539,7 @@ TEST(quota_under_one_chunk)
     struct err err = {0};
     struct store_stats before, after;
     int n = 0;
-    assert_true(st_place_open(&place, "sim", 1));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 1);
     struct st_ctx mine = {.base = 1, .own = 1, .salt = "mine"},
                   more = {.base = 2, .own = 2, .salt = "mine"};
     st_must_save(s, &mine, N);
@@ -578,7 +562,6 @@ TEST(quota_under_one_chunk)
     n = 0;
     assert_int_equal(store_each_owner(s, count_owner, &n), 7);
     assert_int_equal(n, 2);
-    assert_true(store_audit(s));
     st_close(s, &place);
 }
 
@@ -591,18 +574,17 @@ TEST(the_low_watermark)
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
     static const uint64_t fits[] = {255, 256, 257, 320}, n_gone[] = {1, 5, 6, 6};
     for (int i = 0; i < 4; i++) {
-        struct err err = {0};
         assert_true(st_place_open(&place, "dram", 1));
         place.opts.cap_bytes = fits[i] * 8192;
         struct store *s = st_open(&place);
         for (uint64_t k = 0; k < fits[i]; k++) {
             struct st_ctx c = {.base = 1000 + k, .own = k};
-            assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
+            assert_int_equal(st_save(s, &one, &c, 1, ST_KV, NULL), 0);
         }
         assert_int_equal(st_stats(s).n_evicted, 0);
         assert_int_equal(st_stats(s).used_bytes, st_stats(s).cap_bytes);
         struct st_ctx more = {.base = 1, .own = 1};
-        assert_int_equal(st_save(s, &one, &more, 1, ST_KV, &err), 0);
+        assert_int_equal(st_save(s, &one, &more, 1, ST_KV, NULL), 0);
         assert_int_equal(st_stats(s).evictions[STORE_EVICT_CAP], n_gone[i]);
         assert_int_equal(st_stats(s).used_bytes, (fits[i] + 1 - n_gone[i]) * 8192);
         st_close(s, &place);
@@ -656,7 +638,6 @@ TEST(what_a_full_store_says)
                 store_release(s, &hit, 1);
             assert_int_equal(st_append(s, &st_small, &b, 0, ST_BOTH, &err), 0);
             assert_int_equal(st_stats(s).n_evicted, 1);
-            assert_true(store_audit(s));
             st_close(s, &place);
         }
 }
@@ -667,7 +648,6 @@ TEST(watermarks)
 {
     enum { FITS = 300 }; /* chunks of one small record on one device: two blocks each */
     static const struct st_shape one = {.n_layers = 1, .n_bytes = {100, 100}};
-    struct err err = {0};
     struct store_stats st;
     uint64_t n_evicted = 0, most = 0, n_rounds = 0;
     assert_true(st_place_open(&place, "sim", 1));
@@ -675,7 +655,7 @@ TEST(watermarks)
     struct store *s = st_open(&place);
     for (uint64_t i = 0; i < FITS + 40; i++) {
         struct st_ctx c = {.base = 1000 + i, .own = i};
-        assert_int_equal(st_save(s, &one, &c, 1, ST_KV, &err), 0);
+        assert_int_equal(st_save(s, &one, &c, 1, ST_KV, NULL), 0);
         store_stats(s, &st);
         assert_true(st.used_bytes <= st.cap_bytes);
         uint64_t now = st.evictions[STORE_EVICT_CAP] - n_evicted;
@@ -687,22 +667,19 @@ TEST(watermarks)
     }
     assert_true(most >= FITS / 64 && most <= FITS / 64 + 2);
     assert_true(n_evicted >= 40 && n_rounds <= 40 / (FITS / 64) + 1);
-    assert_true(store_audit(s));
     st_close(s, &place);
 }
 
 /* A chunk whose parent is gone cannot be found, so gc removes it. Shared chunks stay. */
 TEST(orphans_are_swept)
 {
-    struct err err = {0};
     struct store_stats st;
     struct sha256 keys[N];
     struct store_hit hit;
     uint64_t freed;
     struct st_ctx c = {.base = 1, .own = 1, .branch = 1},
                   sibling = {.base = 1, .own = 2, .branch = 1};
-    assert_true(st_place_open(&place, "sim", 2));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 2);
     st_must_save(s, &c, N);
     st_must_save(s, &sibling, N);
     st_keys(&c, N, keys);
@@ -710,7 +687,7 @@ TEST(orphans_are_swept)
     store_condemn(s, &hit, "for the test");
     store_release(s, &hit, 1);
     assert_int_equal(st_n_found(s, &c, N), 1);
-    assert_int_equal(store_gc(s, &freed, &err), 0);
+    assert_int_equal(store_gc(s, &freed, NULL), 0);
     store_stats(s, &st);
     assert_int_equal(st.evictions[STORE_EVICT_ORPHAN], N - 2);
     /* the shared chunk and the other context's own chunks */
@@ -733,9 +710,8 @@ static void why_of(struct store *s, const struct st_ctx *a, char why[128])
 {
     struct sha256 keys[N];
     struct store_hit hits[N];
-    int n;
     st_keys(a, N, keys);
-    assert_int_equal(store_lookup(s, keys, N, hits, &n, why, 128, NULL), 0);
+    int n = store_lookup(s, NULL, keys, N, hits, why, 128);
     store_release(s, hits, n);
 }
 
@@ -754,12 +730,10 @@ static void condemned(struct store *s, const struct st_ctx *a, const char *reaso
 TEST(reasons_are_the_newest)
 {
     struct store_erased e;
-    struct err err = {0};
     struct sha256 keys[N];
     struct st_ctx a = {.base = 1, .own = 1};
     char why[128];
-    assert_true(st_place_open(&place, "sim", 1));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 1);
     st_must_save(s, &a, N);
     condemned(s, &a, "first");
     why_of(s, &a, why);
@@ -772,7 +746,7 @@ TEST(reasons_are_the_newest)
     assert_string_equal(why, "damaged (second)");
     st_must_save(s, &a, N);
     st_keys(&a, N, keys);
-    assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+    assert_int_equal(store_erase(s, keys, N, &e, NULL), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored"); /* the chunk was undamaged when it was erased */
     st_must_save(s, &a, N);
@@ -784,7 +758,7 @@ TEST(reasons_are_the_newest)
     why_of(s, &a, why);
     assert_string_equal(why, "evicted");
     st_must_save(s, &a, N);
-    assert_int_equal(store_erase(s, keys, N, &e, &err), 0);
+    assert_int_equal(store_erase(s, keys, N, &e, NULL), 0);
     why_of(s, &a, why);
     assert_string_equal(why, "not stored");
     st_close(s, &place);
@@ -801,7 +775,6 @@ TEST(every_eviction_is_remembered)
                         b = {.base = 2, .own = 2, .salt = "q"};
     for (int i = 0; i < 5; i++) {
         struct st_place p;
-        struct err err = {0};
         struct sha256 keys[N];
         struct store_hit hit;
         uint64_t n_gone = 0;
@@ -816,17 +789,17 @@ TEST(every_eviction_is_remembered)
         if (ways[i] == STORE_EVICT_EXPIRED) {
             n->place.used_time -= 1000;
             catalog_set_ttl(&s->catalog, n, 10);
-            assert_int_equal(store_evict_expired(s, &n_gone, &err), 0);
+            assert_int_equal(store_evict_expired(s, &n_gone, NULL), 0);
         } else if (ways[i] == STORE_EVICT_IDLE) {
             n->place.used_time -= 1000;
-            assert_int_equal(store_evict_idle(s, clock_wall_s() - 500, &n_gone, &err), 0);
+            assert_int_equal(store_evict_idle(s, clock_wall_s() - 500, &n_gone, NULL), 0);
         } else if (ways[i] == STORE_EVICT_ORPHAN) {
             assert_true(store_pin(s, &keys[N - 2], &hit));
             store_condemn(s, &hit, "a test says so");
             store_release(s, &hit, 1);
-            assert_int_equal(store_gc(s, &n_gone, &err), 0);
-            assert_int_equal(st_append(s, &st_small, &a, N - 2, ST_BOTH, &err), 0);
-            assert_int_equal(store_commit(s, &err), 0);
+            assert_int_equal(store_gc(s, &n_gone, NULL), 0);
+            assert_int_equal(st_append(s, &st_small, &a, N - 2, ST_BOTH, NULL), 0);
+            assert_int_equal(store_commit(s, NULL), 0);
         } else {
             st_must_save(s, &b, 1);
         }
@@ -840,19 +813,17 @@ TEST(every_eviction_is_remembered)
 
 TEST(misses_have_reasons)
 {
-    struct err err = {0};
     struct sha256 keys[N];
     struct store_hit hit;
     struct store_stats st;
     char why[128];
-    int n;
     assert_true(st_place_open(&place, "sim", 1));
     place.opts.cap_bytes = 3 * st_context_bytes(N);
     struct store *s = st_open(&place);
     struct st_ctx a = {.base = 1, .own = 1}, pending = {.base = 2, .own = 2};
     st_must_save(s, &a, N);
     assert_int_equal(st_n_found(s, &(struct st_ctx){.base = 9, .own = 9}, N), 0);
-    assert_int_equal(st_append(s, &st_small, &pending, 0, ST_BOTH, &err), 0);
+    assert_int_equal(st_append(s, &st_small, &pending, 0, ST_BOTH, NULL), 0);
     assert_int_equal(st_n_found(s, &pending, N), 0);
     st_keys(&a, N, keys);
     assert_true(store_pin(s, &keys[3], &hit));
@@ -861,8 +832,7 @@ TEST(misses_have_reasons)
     assert_int_equal(st_n_found(s, &a, N), 3);
     for (uint64_t i = 10; i < 15; i++)
         st_must_save(s, &(struct st_ctx){.base = i, .own = i}, N);
-    assert_int_equal(store_lookup(s, keys, 3, &hit, &n, why, sizeof why, &err), 0);
-    assert_int_equal(n, 0);
+    assert_int_equal(store_lookup(s, NULL, keys, 3, &hit, why, sizeof why), 0);
     assert_string_equal(why, "evicted");
     struct sha256 other = st_fingerprint(77);
     store_expect(s, &other);
@@ -890,8 +860,7 @@ TEST(failures_are_counted)
     struct store_stats st;
     struct st_result r;
     struct st_ctx c = {.base = 1, .own = 1};
-    assert_true(st_place_open(&place, "sim", 1));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 1);
     st_must_save(s, &c, N);
     struct io_sim_fault flip = {.kind = IO_SIM_READ_FLIP, .path = "seg-", .count = 1};
     io_sim_fault_add(place.io, &flip);

@@ -21,8 +21,7 @@ static const struct st_ctx first = {.base = 1, .own = 11, .branch = 2},
 static void must_have(struct store *s, const struct st_ctx *c, int n, const char *when)
 {
     struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &st_small, c, n, &r, &err), 0);
+    assert_int_equal(st_read(s, &st_small, c, n, &r, NULL), 0);
     if (r.n_found != n || r.n_wrong != 0 || r.n_records != n * 2 * st_small.n_layers)
         fail_msg("%s: %d of %d chunks found (%s), %d records right, %d wrong", when,
                  r.n_found, n, r.why, r.n_records, r.n_wrong);
@@ -82,15 +81,14 @@ static int open_store(const struct st_place *p, struct store **s)
  * saving works. */
 static void judge(const struct st_place *p, bool has_first)
 {
-    struct err err = {0};
     struct store *s = st_open(p);
     struct store_verify v;
     if (has_first)
         must_have(s, &first, CHUNKS, "after reopening");
     assert_true(store_audit(s));
-    assert_int_equal(st_save(s, &st_small, &second, CHUNKS, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &second, CHUNKS, ST_BOTH, NULL), 0);
     must_have(s, &second, CHUNKS, "saved again");
-    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, NULL), 0);
     assert_int_equal(v.n_bad, 0);
     store_close(s);
 }
@@ -171,10 +169,8 @@ TEST(goes_on)
 TEST(rebuilding)
 {
     struct st_place p;
-    struct err err = {0};
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
-    assert_int_equal(st_save(s, &st_small, &first, CHUNKS, ST_BOTH, &err), 0);
+    struct store *s = st_begin(&p, "sim", 1);
+    assert_int_equal(st_save(s, &st_small, &first, CHUNKS, ST_BOTH, NULL), 0);
     store_close(s);
     memtest_walk("a rebuild", life_rebuild, &p, LIVES);
     st_place_close(&p);

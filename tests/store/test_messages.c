@@ -33,8 +33,7 @@ static void must_have_said(const char *want)
 
 static void saved(int n_dirs)
 {
-    assert_true(st_place_open(&place, "sim", n_dirs));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", n_dirs);
     st_must_save(s, &ours, N);
     store_close(s);
 }

@@ -43,9 +43,8 @@ static void save(const struct st_place *p, const struct st_ctx *c)
 static void all_right(const struct st_place *p, int n)
 {
     struct st_result r;
-    struct err err = {0};
     struct store *s = st_open(p);
-    assert_int_equal(st_read(s, &st_small, &ours, N, &r, &err), 0);
+    assert_int_equal(st_read(s, &st_small, &ours, N, &r, NULL), 0);
     assert_int_equal(r.n_found, n);
     assert_int_equal(r.n_records, n * st_small.n_layers * STORE_KINDS);
     store_close(s);
@@ -221,8 +220,7 @@ static void two_left(const struct st_place *p, bool first, bool second)
     struct store *s = st_open(p);
     for (int i = 0; i < 2; i++) {
         struct st_result r;
-        struct err err = {0};
-        assert_int_equal(st_read(s, &st_small, of[i], N, &r, &err), 0);
+        assert_int_equal(st_read(s, &st_small, of[i], N, &r, NULL), 0);
         assert_int_equal(r.n_records, (i == 0 ? first : second)
                                           ? N * st_small.n_layers * STORE_KINDS
                                           : 0);
@@ -237,7 +235,6 @@ TEST(an_erased_owner_opens_nowhere)
 {
     for (int rebuilds = 0; rebuilds < 2; rebuilds++) {
         struct st_place p;
-        struct err err = {0};
         struct store_erased e;
         uint8_t *chunks = NULL, *index = NULL;
         size_t n_chunks, n_index;
@@ -246,7 +243,7 @@ TEST(an_erased_owner_opens_nowhere)
         swap(&p, "seg-000000.hc", &chunks, &n_chunks);
         swap(&p, "index.db", &index, &n_index);
         struct store *s = st_open(&p);
-        assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, &err), 0);
+        assert_int_equal(store_erase_owner(s, store_owner(ours.salt), &e, NULL), 0);
         assert_int_equal(e.n_chunks, N);
         store_close(s);
         two_left(&p, false, true);

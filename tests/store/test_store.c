@@ -105,8 +105,7 @@ static void made_late(struct st_place *p)
     OK(store_commit(s, err));
     check(s, &c, 1, 1, 6);
     struct store_hit hit;
-    int n_hits = 0;
-    OK(store_lookup(s, &m.key, 1, &hit, &n_hits, NULL, 0, err));
+    assert_int_equal(store_lookup(s, NULL, &m.key, 1, &hit, NULL, 0), 1);
     for (int k = 0; k < STORE_KINDS; k++) /* a read takes whole sectors, packed or not */
         assert_in_range(hit.bytes[k], 3 * st_small.n_bytes[k],
                         3 * (round_up(st_small.n_bytes[k], STORE_ALIGN) + STORE_ALIGN));
@@ -174,7 +173,6 @@ static void eviction(struct st_place *p)
     struct store_hit hits[3];
     struct sha256 keys[3];
     struct store_stats st;
-    int n_hits;
     OK(st_save(s, &st_small, &a, 3, ST_BOTH, err));
     OK(st_save(s, &st_small, &b, 3, ST_BOTH, err));
     check(s, &a, 3, 3, 6); /* after this, a is more recently used than b */
@@ -184,7 +182,7 @@ static void eviction(struct st_place *p)
 
     /* A pinned chain stays, whatever is saved later. */
     st_keys(&a, 3, keys);
-    OK(store_lookup(s, keys, 3, hits, &n_hits, NULL, 0, err));
+    int n_hits = store_lookup(s, NULL, keys, 3, hits, NULL, 0);
     assert_int_equal(n_hits, 3);
     struct err e = {0};
     int n_saved = 0;
@@ -217,10 +215,9 @@ static void condemned(struct st_place *p)
     struct sha256 keys[4];
     struct store_stats st;
     struct st_result r;
-    int n_hits;
     st_keys(&c, 4, keys);
     OK(st_save(s, &st_small, &c, 4, ST_BOTH, err));
-    OK(store_lookup(s, keys, 4, hits, &n_hits, NULL, 0, err));
+    int n_hits = store_lookup(s, NULL, keys, 4, hits, NULL, 0);
     store_condemn(s, &hits[1], "a test says so");
     store_condemn(s, &hits[1], "twice");
     store_release(s, hits, n_hits);

@@ -18,21 +18,19 @@ static const struct st_ctx saved = {.base = 1, .own = 2, .branch = 2};
 /* Saves a context in a new store of two directories on a simulated disk. */
 static void place_make(struct st_place *p, uint64_t seed)
 {
-    struct err err = {0};
     assert_true(st_place_open(p, "sim", 2));
     io_close(p->io);
     assert_int_equal(io_sim_open(&(struct io_sim_opts){.seed = seed}, &p->io, NULL), 0);
     p->opts.io = p->io;
     struct store *s = st_open(p);
-    assert_int_equal(st_save(s, &shape, &saved, N, ST_BOTH, &err), 0);
+    assert_int_equal(st_save(s, &shape, &saved, N, ST_BOTH, NULL), 0);
     store_close(s);
 }
 
 static void reads(struct store *s, const struct st_ctx *c)
 {
     struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read(s, &shape, c, N, &r, &err), 0);
+    assert_int_equal(st_read(s, &shape, c, N, &r, NULL), 0);
     assert_int_equal(r.n_found, N);
     assert_int_equal(r.n_records, N * 4);
     assert_int_equal(r.n_wrong + r.n_corrupt + r.n_unread, 0);
@@ -96,7 +94,6 @@ TEST(a_copy_that_cannot_be_mended)
 {
     struct st_place p;
     struct store_verify v;
-    struct err err = {0};
     struct io_sim_fault fault = {.kind = IO_SIM_FAIL,
                                  .on = IO_SIM_ON_WRITE,
                                  .path = "superblock",
@@ -106,7 +103,7 @@ TEST(a_copy_that_cannot_be_mended)
     assert_int_equal(io_sim_flip(p.io, "/st/d0/superblock", 50, 1), 0);
     p.opts.read_only = true;
     struct store *s = st_open(&p);
-    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+    assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, NULL), 0);
     assert_int_equal(v.n_bad, 1);
     store_close(s);
     p.opts.read_only = false;
@@ -114,7 +111,7 @@ TEST(a_copy_that_cannot_be_mended)
     for (int n_bad = 1; n_bad >= 0; n_bad--) {
         s = st_open(&p);
         reads(s, &saved);
-        assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, &err), 0);
+        assert_int_equal(store_verify(s, &v, NULL, NULL, NULL, NULL), 0);
         assert_int_equal(v.n_bad, n_bad);
         store_close(s);
         io_sim_fault_clear(p.io);

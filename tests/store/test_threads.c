@@ -122,7 +122,7 @@ static void *maintainer(void *arg)
             t->sh->n_failed++;
         switch (rng_below(&r, 8)) {
         case 0:
-            rc = store_lookup(t->sh->s, keys, N_CHUNKS, hits, &n_hits, NULL, 0, &err);
+            n_hits = store_lookup(t->sh->s, NULL, keys, N_CHUNKS, hits, NULL, 0);
             if (n_hits > 0)
                 store_condemn(t->sh->s, &hits[n_hits - 1], "a test");
             store_release(t->sh->s, hits, n_hits);
@@ -187,10 +187,9 @@ static void together(const char *kind, uint64_t cap_bytes, uint64_t dram_bytes)
     /* Without a cap everything fits. After one more save every record is there exactly once. */
     if (cap_bytes == 0) {
         struct store_stats st;
-        struct err err = {0};
         for (uint64_t i = 0; i < N_CTX; i++) {
             struct st_ctx c = ctx_of(i);
-            assert_int_equal(st_save(sh.s, &shape, &c, N_CHUNKS, ST_BOTH, &err), 0);
+            assert_int_equal(st_save(sh.s, &shape, &c, N_CHUNKS, ST_BOTH, NULL), 0);
         }
         store_stats(sh.s, &st);
         uint64_t n_chunks = 2 + N_CTX * (N_CHUNKS - 2), record_bytes = 3 * (8192 + 12288);

@@ -94,8 +94,7 @@ static void save(struct store *s, const struct st_ctx *c, int n)
 static int read_dram(struct store *s, const struct st_ctx *c, int n)
 {
     struct st_result r;
-    struct err err = {0};
-    assert_int_equal(st_read_dram(s, &plain, c, n, &r, &err), 0);
+    assert_int_equal(st_read_dram(s, &plain, c, n, &r, NULL), 0);
     assert_int_equal(r.n_found, n);
     assert_int_equal(r.n_records, n * RECORDS);
     return r.n_dram;
@@ -146,16 +145,15 @@ static bool arena_is_zero(void)
 
 TEST(written_chunks_are_read_from_dram)
 {
-    struct err err = {0};
     struct store_stats st;
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
     struct store *s = begin();
     for (int i = 0; i < N; i++)
-        assert_int_equal(st_append(s, &plain, &c, i, ST_BOTH, &err), 0);
-    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
+        assert_int_equal(st_append(s, &plain, &c, i, ST_BOTH, NULL), 0);
+    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, NULL), 0);
     assert_int_equal(r.n_found, 0); /* chunks are visible only after the commit */
-    assert_int_equal(store_commit(s, &err), 0);
+    assert_int_equal(store_commit(s, NULL), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     store_stats(s, &st);
     assert_int_equal(st.read_bytes, 0); /* the disk was not read */
@@ -163,7 +161,7 @@ TEST(written_chunks_are_read_from_dram)
     assert_int_equal(st.dram.n_written, N);
     assert_int_equal(st.dram.used_bytes, N * COPY);
     /* Readers of other kinds read the disk, because they measure or check it. */
-    assert_int_equal(st_read(s, &plain, &c, N, &r, &err), 0);
+    assert_int_equal(st_read(s, &plain, &c, N, &r, NULL), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, 0);
     end(s);
@@ -172,12 +170,11 @@ TEST(written_chunks_are_read_from_dram)
 /* A copy has its records as they lie in the extent, also where they share blocks. */
 TEST(packed_records_are_read_from_dram)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
     struct store *s = begin();
-    assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, &err), 0);
-    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, &err), 0);
+    assert_int_equal(st_save(s, &st_small, &c, N, ST_BOTH, NULL), 0);
+    assert_int_equal(st_read_dram(s, &st_small, &c, N, &r, NULL), 0);
     assert_int_equal(r.n_records, N * RECORDS);
     assert_int_equal(r.n_dram, N * RECORDS);
     assert_in_range(st_stats(s).dram.used_bytes, N * 3 * (5000 + 9001), N * COPY - 1);
@@ -186,12 +183,11 @@ TEST(packed_records_are_read_from_dram)
 
 TEST(records_that_are_added_have_copies_of_their_own)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     assert_true(st_place_open(&place, "sim", 3));
     struct store *s = open_with(&place, ARENA);
-    assert_int_equal(st_save(s, &plain, &c, N, ST_H, &err), 0);
-    assert_int_equal(st_save(s, &plain, &c, N, ST_KV, &err), 0);
+    assert_int_equal(st_save(s, &plain, &c, N, ST_H, NULL), 0);
+    assert_int_equal(st_save(s, &plain, &c, N, ST_KV, NULL), 0);
     assert_int_equal(read_dram(s, &c, N), N * RECORDS);
     struct store_dram d = settled(s);
     assert_int_equal(d.n_chunks, N);
@@ -324,8 +320,6 @@ TEST(copies_with_a_hint_stay)
         struct st_ctx c[3];
         struct sha256 keys[7];
         struct store_hit hits[7];
-        struct err err = {0};
-        int n_hits = 0;
         assert_true(st_place_open(&place, "sim", 1));
         place.opts.policy = PLACEMENT_OURS;
         struct store *s = open_with(&place, ARENA);
@@ -333,9 +327,7 @@ TEST(copies_with_a_hint_stay)
             c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
         save(s, &c[0], 7);
         st_keys(&c[0], 7, keys);
-        assert_int_equal(store_lookup_for(s, hinted ? &hint : NULL, keys, 7, hits, &n_hits,
-                                          NULL, 0, &err),
-                         0);
+        int n_hits = store_lookup(s, hinted ? &hint : NULL, keys, 7, hits, NULL, 0);
         store_release(s, hits, n_hits);
         save(s, &c[1], 7);
         save(s, &c[2], 7);
@@ -424,7 +416,6 @@ TEST(a_chunk_that_is_used_again_is_not_dropped_any_more)
 
 TEST(a_chunk_that_is_read_is_not_dropped)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
     struct store_hit hit;
@@ -432,19 +423,19 @@ TEST(a_chunk_that_is_read_is_not_dropped)
     struct store *s = begin();
     save(s, &c, 1);
     st_keys(&c, 1, &key);
-    int n_hits, n_done;
-    assert_int_equal(store_lookup(s, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
-    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    int n_done;
+    assert_int_equal(store_lookup(s, NULL, &key, 1, &hit, NULL, 0), 1);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, NULL), 0);
     store_reader_use_dram(r);
     struct store_read read = {.hit = &hit, .layer = 0, .kind = STORE_KV}, *one = &read,
                       *done;
-    assert_int_equal(store_reader_submit(r, &one, 1, &err), 0);
-    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, &err), 0);
+    store_reader_submit(r, &one, 1);
+    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, NULL), 0);
     assert_int_equal(n_done, 1);
     for (uint64_t i = 0; i < 3; i++) /* saves three times what the arena holds */
         save(s, &(struct st_ctx){.base = 10 + i, .own = 1}, STAY);
     assert_true(is_copied(s, &key));
-    assert_int_equal(store_read_check(&read, &err), 0);
+    assert_int_equal(store_read_check(&read, NULL), 0);
     store_read_release(&read);
     save(s, &(struct st_ctx){.base = 20, .own = 1}, STAY);
     assert_false(is_copied(s, &key));
@@ -457,19 +448,18 @@ TEST(a_chunk_that_is_read_is_not_dropped)
  * large enough. */
 TEST(free_room_in_small_holes_is_joined)
 {
-    struct err err = {0};
     struct sha256 key;
     struct store_erased out;
     struct store *s = begin();
     for (uint64_t i = 0; i < 40; i++) { /* a copy takes 24 KiB */
         struct st_ctx c = {.base = i + 1, .own = 1};
-        assert_int_equal(st_save(s, &plain, &c, 1, ST_H, &err), 0);
+        assert_int_equal(st_save(s, &plain, &c, 1, ST_H, NULL), 0);
         (void)settled(s);
     }
     for (uint64_t i = 0; i < 40; i += 2) {
         struct st_ctx c = {.base = i + 1, .own = 1};
         st_keys(&c, 1, &key);
-        assert_int_equal(store_erase(s, &key, 1, &out, &err), 0);
+        assert_int_equal(store_erase(s, &key, 1, &out, NULL), 0);
     }
     struct st_ctx first = {.base = 100, .own = 1}, second = {.base = 101, .own = 1};
     assert_true(settled(s).used_bytes < ARENA / 2);
@@ -507,12 +497,10 @@ enum { LONG = 7 };
 /* Opens a store with contexts on its disk and no copies in DRAM. */
 static struct store *begin_cold(struct st_ctx *c, int n)
 {
-    struct err err = {0};
-    assert_true(st_place_open(&place, "sim", 1));
-    struct store *s = st_open(&place);
+    struct store *s = st_begin(&place, "sim", 1);
     for (int i = 0; i < n; i++) {
         c[i] = (struct st_ctx){.base = (uint64_t)i + 1, .own = 1};
-        assert_int_equal(st_save(s, &plain, &c[i], LONG, ST_BOTH, &err), 0);
+        assert_int_equal(st_save(s, &plain, &c[i], LONG, ST_BOTH, NULL), 0);
     }
     store_close(s);
     return open_with(&place, ARENA);
@@ -521,8 +509,7 @@ static struct store *begin_cold(struct st_ctx *c, int n)
 static struct store_fetcher *fetcher(struct store *s)
 {
     struct store_fetcher *f;
-    struct err err = {0};
-    assert_int_equal(store_fetcher_open(s, &f, &err), 0);
+    assert_int_equal(store_fetcher_open(s, &f, NULL), 0);
     assert_non_null(f);
     return f;
 }
@@ -833,7 +820,6 @@ TEST(a_disk_that_hangs_ends_the_fetch)
 TEST(what_goes_while_it_is_fetched_leaves_nothing)
 {
     for (int how = 0; how < 3; how++) {
-        struct err err = {0};
         struct st_ctx c[1];
         struct sha256 keys[LONG];
         struct store_erased out;
@@ -845,7 +831,7 @@ TEST(what_goes_while_it_is_fetched_leaves_nothing)
         /* chunk 0 is being fetched */
         assert_int_equal(store_fetch_step(f), STORE_FETCH_WORKED);
         if (how == 0) {
-            assert_int_equal(store_erase(s, keys, LONG, &out, &err), 0);
+            assert_int_equal(store_erase(s, keys, LONG, &out, NULL), 0);
             assert_int_equal(out.n_busy, 1);
         } else if (how == 1) {
             assert_true(store_pin(s, &keys[0], &hit));
@@ -889,7 +875,6 @@ TEST(two_fetchers_share_the_work)
 
 TEST(erasing_reaches_the_copy)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[STAY];
     struct store_erased out;
@@ -897,7 +882,7 @@ TEST(erasing_reaches_the_copy)
     save(s, &c, STAY);
     st_keys(&c, STAY, keys);
     assert_true(arena_has(&keys[0]) && arena_has(&keys[STAY - 1]));
-    assert_int_equal(store_erase(s, keys, STAY, &out, &err), 0);
+    assert_int_equal(store_erase(s, keys, STAY, &out, NULL), 0);
     assert_int_equal(out.n_chunks, STAY);
     assert_true(arena_is_zero()); /* when the call returns, not some time later */
     assert_int_equal(settled(s).used_bytes, 0);
@@ -908,7 +893,6 @@ TEST(erasing_reaches_the_copy)
  * released them. */
 TEST(erasing_waits_for_readers)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 key;
     struct store_hit hit;
@@ -917,19 +901,19 @@ TEST(erasing_waits_for_readers)
     struct store *s = begin();
     save(s, &c, 1);
     st_keys(&c, 1, &key);
-    int n_hits, n_done;
-    assert_int_equal(store_lookup(s, &key, 1, &hit, &n_hits, NULL, 0, &err), 0);
-    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, &err), 0);
+    int n_done;
+    assert_int_equal(store_lookup(s, NULL, &key, 1, &hit, NULL, 0), 1);
+    assert_int_equal(store_reader_open(s, 4, NULL, 0, &r, NULL), 0);
     store_reader_use_dram(r);
     struct store_read read = {.hit = &hit, .layer = 1, .kind = STORE_KV}, *one = &read,
                       *done;
-    assert_int_equal(store_reader_submit(r, &one, 1, &err), 0);
-    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, &err), 0);
-    assert_int_equal(store_erase(s, &key, 1, &out, &err), 0);
+    store_reader_submit(r, &one, 1);
+    assert_int_equal(store_reader_wait(r, &done, 1, &n_done, NULL), 0);
+    assert_int_equal(store_erase(s, &key, 1, &out, NULL), 0);
     assert_int_equal(out.n_busy, 1);
     assert_false(is_copied(s, &key));
     assert_int_equal(settled(s).used_bytes, COPY);
-    assert_int_equal(store_read_check(&read, &err), 0);
+    assert_int_equal(store_read_check(&read, NULL), 0);
     store_read_release(&read);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
@@ -958,7 +942,6 @@ TEST(condemning_reaches_the_copy)
 
 TEST(quota_cap_and_idle_eviction_reach_the_copy)
 {
-    struct err err = {0};
     struct st_ctx a = {.base = 1, .own = 1}, b = {.base = 2, .own = 2};
     struct sha256 keys[N];
     uint64_t n_chunks;
@@ -970,7 +953,7 @@ TEST(quota_cap_and_idle_eviction_reach_the_copy)
     assert_int_equal(settled(s).n_chunks, N);
     assert_int_equal(n_copied(s, &a, N), N - 2);
     assert_false(arena_has(&keys[N - 1]));
-    assert_int_equal(store_evict_idle(s, clock_wall_s() + 10, &n_chunks, &err), 0);
+    assert_int_equal(store_evict_idle(s, clock_wall_s() + 10, &n_chunks, NULL), 0);
     assert_int_equal(n_chunks, N);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
@@ -980,7 +963,6 @@ TEST(quota_cap_and_idle_eviction_reach_the_copy)
 /* Chunks whose time to live has passed leave no bytes in DRAM. */
 TEST(expiry_reaches_the_copy)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     uint64_t n_chunks;
@@ -995,7 +977,7 @@ TEST(expiry_reaches_the_copy)
     }
     pthread_mutex_unlock(&s->lock);
     assert_true(arena_has(&keys[0]));
-    assert_int_equal(store_evict_expired(s, &n_chunks, &err), 0);
+    assert_int_equal(store_evict_expired(s, &n_chunks, NULL), 0);
     assert_int_equal(n_chunks, N);
     assert_int_equal(settled(s).used_bytes, 0);
     assert_true(arena_is_zero());
@@ -1006,7 +988,6 @@ TEST(expiry_reaches_the_copy)
  * returns. */
 TEST(gc_reaches_the_copy)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct sha256 keys[N];
     struct store_hit hit;
@@ -1017,7 +998,7 @@ TEST(gc_reaches_the_copy)
     assert_true(store_pin(s, &keys[0], &hit));
     store_condemn(s, &hit, "for the test");
     store_release(s, &hit, 1);
-    assert_int_equal(store_gc(s, &freed, &err), 0);
+    assert_int_equal(store_gc(s, &freed, NULL), 0);
     assert_true(arena_is_zero());
     assert_int_equal(settled(s).n_chunks, 0);
     end(s);
@@ -1028,7 +1009,6 @@ TEST(gc_reaches_the_copy)
 TEST(superseding_reaches_the_copy)
 {
     for (int is_held = 0; is_held < 2; is_held++) {
-        struct err err = {0};
         struct st_ctx c = {.base = 1, .own = 1};
         struct sha256 keys[2];
         struct store_hit hit;
@@ -1047,8 +1027,8 @@ TEST(superseding_reaches_the_copy)
         part.parent = keys[0];
         part.key = store_partial_key(&part.parent, part.tokens, 20);
         st_fill(&part.key, 0, STORE_KV, bytes, sizeof bytes);
-        assert_int_equal(store_append(s, &part, &err), 0);
-        assert_int_equal(store_commit(s, &err), 0);
+        assert_int_equal(store_append(s, &part, NULL), 0);
+        assert_int_equal(store_commit(s, NULL), 0);
         assert_true(is_copied(s, &part.key) && arena_has(&part.key));
         assert_true(store_pin(s, &part.key, &hit));
         if (!is_held)
@@ -1058,9 +1038,9 @@ TEST(superseding_reaches_the_copy)
         full.n_tokens = STORE_CHUNK_TOKENS;
         full.yields = false;
         full.supersedes = &part.key;
-        assert_int_equal(store_append(s, &full, &err), 0);
+        assert_int_equal(store_append(s, &full, NULL), 0);
         assert_true(is_copied(s, &part.key)); /* stays until the full chunk is durable */
-        assert_int_equal(store_commit(s, &err), 0);
+        assert_int_equal(store_commit(s, NULL), 0);
         assert_false(is_copied(s, &part.key));
         assert_int_equal(settled(s).n_chunks, 2);
         if (is_held)
@@ -1074,14 +1054,13 @@ TEST(superseding_reaches_the_copy)
 /* A bit flips in DRAM: the copy is dropped, and the chunk on the disk stays. */
 TEST(a_damaged_copy_condemns_nothing)
 {
-    struct err err = {0};
     struct st_ctx c = {.base = 1, .own = 1};
     struct st_result r;
     struct store_stats st;
     struct store *s = begin();
     save(s, &c, N);
     arena[100] ^= 4;
-    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, &err), 0);
+    assert_int_equal(st_read_dram(s, &plain, &c, N, &r, NULL), 0);
     assert_int_equal(r.n_unread, 1);
     assert_int_equal(r.n_corrupt, 0);
     assert_int_equal(r.n_wrong, 0);

@@ -34,9 +34,8 @@ static void use(struct store *s, const struct st_ctx *c, uint32_t ttl_s)
     struct sha256 keys[N];
     struct store_use u = {.ttl_s = ttl_s};
     struct store_chunk chunk = {.fingerprint = st_fingerprint(c->model), .use = u};
-    int n_hits = 0;
     st_keys(c, N, keys);
-    store_lookup_for(s, &u, keys, N, hits, &n_hits, NULL, 0, &err);
+    int n_hits = store_lookup(s, &u, keys, N, hits, NULL, 0);
     chunk.parent = n_hits > 0 ? keys[n_hits - 1]
                               : store_root_key(&chunk.fingerprint, c->salt);
     for (int i = n_hits; i < N; i++) {
@@ -71,9 +70,8 @@ static void age(struct store *s, uint32_t by_s)
 
 static uint64_t expire(struct store *s)
 {
-    struct err err = {0};
     uint64_t n = 0;
-    assert_int_equal(store_evict_expired(s, &n, &err), 0);
+    assert_int_equal(store_evict_expired(s, &n, NULL), 0);
     assert_true(store_audit(s));
     return n;
 }
@@ -121,8 +119,7 @@ TEST(shared_chunks_have_the_longest_time)
         struct st_place p;
         struct st_ctx a = {.base = 1, .own = 1, .branch = 2},
                       b = {.base = 1, .own = 2, .branch = 2};
-        assert_true(st_place_open(&p, "sim", 1));
-        struct store *s = st_open(&p);
+        struct store *s = st_begin(&p, "sim", 1);
         use(s, &a, cases[i].first);
         use(s, &b, cases[i].second);
         const struct st_ctx *brief = cases[i].first == 1000 ? &a : &b;
@@ -137,12 +134,10 @@ TEST(shared_chunks_have_the_longest_time)
 TEST(what_is_kept_does_not_expire)
 {
     struct st_place p;
-    struct err err = {0};
     struct sha256 keys[N];
     struct store_hit hit;
     struct st_ctx c = context(1);
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     use(s, &c, 1000);
     st_keys(&c, N, keys);
     age(s, 5000);
@@ -151,10 +146,10 @@ TEST(what_is_kept_does_not_expire)
     assert_int_equal(expire(s), 2);
     store_release(s, &hit, 1);
     use(s, &c, 1000);
-    assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + HOUR_S, NULL, &err), 0);
+    assert_int_equal(store_guarantee(s, keys, N, clock_wall_s() + HOUR_S, NULL, NULL), 0);
     age(s, 5000);
     assert_int_equal(expire(s), 0);
-    assert_int_equal(store_unpin_keys(s, keys, N, &err), 0);
+    assert_int_equal(store_unpin_keys(s, keys, N, NULL), 0);
     age(s, 5000); /* makes the next check of these chunks due now */
     assert_int_equal(expire(s), N);
     st_close(s, &p);
@@ -167,8 +162,7 @@ TEST(it_survives_a_restart)
     struct st_place p;
     struct store_stats st;
     struct st_ctx c = context(1), other = context(2), forever = context(3);
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     use(s, &c, HOUR_S);
     use(s, &other, 1);
     use(s, &forever, 5);
@@ -195,8 +189,7 @@ TEST(expired_chunks_go_first)
     struct st_place p;
     struct store_stats st;
     struct st_ctx old = context(1), brief = context(2), more = context(3);
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     use(s, &old, 0);
     store_stats(s, &st);
     uint64_t each = st.used_bytes;

@@ -165,9 +165,7 @@ TEST(a_dropped_chunk_goes_first)
         store_drop(s, &key, 1);
         if (used) {
             struct store_hit hit;
-            int n = 0;
-            assert_int_equal(store_lookup(s, &key, 1, &hit, &n, NULL, 0, NULL), 0);
-            assert_int_equal(n, 1);
+            assert_int_equal(store_lookup(s, NULL, &key, 1, &hit, NULL, 0), 1);
             store_release(s, &hit, 1);
         }
         save(s, 4, 1);
@@ -194,11 +192,9 @@ TEST(what_saves_more_for_each_byte_stays)
     for (int i = 0; i < 2; i++) {
         struct st_ctx c = context((uint64_t)(1 + i));
         struct store_hit hit;
-        struct err err = {0};
-        int n = 0;
-        assert_int_equal(st_save(s, i == 0 ? &shape : &large, &c, 1, ST_H, &err), 0);
+        assert_int_equal(st_save(s, i == 0 ? &shape : &large, &c, 1, ST_H, NULL), 0);
         st_keys(&c, 1, &key[i]);
-        assert_int_equal(store_lookup_for(s, &use, &key[i], 1, &hit, &n, NULL, 0, &err), 0);
+        int n = store_lookup(s, &use, &key[i], 1, &hit, NULL, 0);
         assert_int_equal(n, 1);
         store_release(s, &hit, n);
     }
@@ -215,12 +211,10 @@ static uint64_t first_victim_after_a_restart(bool used)
 {
     struct st_place p;
     struct store_hit hit;
-    struct err err = {0};
     struct sha256 keys[3];
     uint64_t first = 0;
     int n = 0;
-    assert_true(st_place_open(&p, "sim", 1));
-    struct store *s = st_open(&p);
+    struct store *s = st_begin(&p, "sim", 1);
     for (uint64_t own = 1; own <= 3; own++) {
         struct st_ctx c = context(own);
         save(s, own, 1);
@@ -228,7 +222,7 @@ static uint64_t first_victim_after_a_restart(bool used)
     }
     store_drop(s, &keys[2], 1);
     if (used) {
-        assert_int_equal(store_lookup(s, &keys[2], 1, &hit, &n, NULL, 0, &err), 0);
+        n = store_lookup(s, NULL, &keys[2], 1, &hit, NULL, 0);
         assert_int_equal(n, 1);
         store_release(s, &hit, n);
     }
@@ -303,11 +297,9 @@ static void twin_begin(struct twin *t, enum placement_kind policy, struct rng *r
 static void twin_use(struct twin *t, int c, uint32_t now)
 {
     struct store_hit hits[DEPTH];
-    struct err err = {0};
     struct placement_use use = {.time = now};
     int n_hits, n = 0;
-    if (store_lookup(t->store, t->keys[c], DEPTH, hits, &n_hits, NULL, 0, &err) != 0)
-        fail_msg("%s", err.msg);
+    n_hits = store_lookup(t->store, NULL, t->keys[c], DEPTH, hits, NULL, 0);
     while (n < DEPTH && cache_has(&t->cache, block_of(t, c, n)))
         cache_touch(&t->cache, block_of(t, c, n++), &use);
     assert_int_equal(n_hits, n);
@@ -317,11 +309,11 @@ static void twin_use(struct twin *t, int c, uint32_t now)
         uint32_t parent = n > 0 ? block_of(t, c, n - 1) : CACHE_NONE;
         bool is_added = cache_add(&t->cache, block_of(t, c, n), parent, &use);
         st_may_be_refused = true;
-        int rc = st_append(t->store, &shape, &t->ctx[c], n, ST_H, &err);
+        int rc = st_append(t->store, &shape, &t->ctx[c], n, ST_H, NULL);
         st_may_be_refused = false;
         int refused = placement_victim(&t->cache.part[0]) != NULL ? ERR_BUSY : ERR_LIMIT;
         assert_int_equal(rc, is_added ? 0 : refused);
-        assert_int_equal(store_commit(t->store, &err), 0);
+        assert_int_equal(store_commit(t->store, NULL), 0);
         if (is_added)
             cache_unpin(&t->cache, block_of(t, c, n));
     }
