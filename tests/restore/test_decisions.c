@@ -63,7 +63,6 @@ static int draw_requests(struct rng *r, struct sched_limits *l, struct sched_req
                                   .arrival_ns = whole(r, 0, 30),
                                   .deadline_ns = rng_below(r, 8) ? 0 : 999 + whole(r, 0, 2),
                                   .rows = whole(r, 1, 20),
-                                  .is_pinned = rng_below(r, 8) == 0,
                                   .after = -1};
         bool waits = q[i].phase == SCHED_WAITING;
         q[i].blocks_needed = waits                        ? whole(r, 1, 5)
