@@ -5,6 +5,7 @@
  * step. */
 #include "tests/unit.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "base/mem.h"
 #include "store/remote/remote_impl.h"
 #include "restore/restore_impl.h"
+#include "tensor/device.h"
 #include "tests/store/storetest.h"
 
 enum { N = 10, N_LAYERS = 3, N_SLOTS = 6, N_TOKENS = N * 64 + 40 };
@@ -489,6 +491,48 @@ TEST_WITH(reads_stay_within_the_good_chunks, make, destroy)
     r->next_layer = 1;
     r->next_chunk = 6;
     next_is(r, 2, 4, 2, STORE_KV);
+    end(r);
+}
+
+static int mark_is_reached(struct event *e)
+{
+    return 0;
+}
+
+/* The device computes the checksums of a group. A read that failed brought it no bytes, so in a
+ * race, which loses no chunk, this read's chunk is not condemned. A read whose checksum differs is
+ * damage. */
+TEST_WITH(a_failed_read_in_a_race_condemns_no_chunk, make, destroy)
+{
+    static const struct device_vtable calls = {.event_sync = mark_is_reached};
+    struct event reached = {.device = &device};
+    uint64_t sums[N_SLOTS * GROUP];
+    device.v = &calls;
+    st_must_save(store, &context, N);
+    struct restore *r = start("KKK", 0, N, NULL);
+    while (rr->ready.first == NULL)
+        assert_int_equal(restore_io_step(rr), STEP_WORKED);
+    struct group *g = group_get(&rr->ready);
+    uint64_t *own = sums + (g - rr->groups) * GROUP;
+    for (int i = 0; i < g->n_chunks; i++)
+        own[i] = g->reads[i].checksum;
+    shared_store(&r->is_raced, 1);
+    rr->sums_host.ptr = sums;
+    rr->check = (struct stream *)(void *)rr;
+    g->is_checked = g->is_done = &reached;
+    g->reads[5].status = -ETIMEDOUT;
+    own[5]++;
+    own[7]++;
+    group_put(&rr->leaving, g);
+    rr->n_leaving = 1;
+    restore_settle(rr, 0);
+    assert_int_equal(store_count(store, keys, N), 7);
+    assert_int_equal(shared_load(&r->n_good), N);
+    rr->check = NULL;
+    while (rr->n_in_flight > 0)
+        assert_int_equal(restore_io_step(rr), STEP_WORKED);
+    for (; (g = group_get(&rr->ready)) != NULL;)
+        restore_group_done(rr, g);
     end(r);
 }
 
