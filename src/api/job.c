@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
@@ -522,18 +521,13 @@ static int sync_lines(struct batch *b, struct err *err)
 /* Waits until a request has ended, or a moment has passed. */
 static void wait_for_news(struct batch *b)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_nsec += WAIT_MS * 1000000L;
-    until.tv_sec += until.tv_nsec / 1000000000;
-    until.tv_nsec %= 1000000000;
-    int rc = 0;
+    bool is_late = false;
     pthread_mutex_lock(&b->lock);
-    while (!b->news && rc == 0)
-        rc = pthread_cond_timedwait(&b->change, &b->lock, &until);
+    while (!b->news && !is_late)
+        is_late = clock_cond_wait(&b->change, &b->lock, WAIT_MS * INT64_C(1000000));
     b->news = false;
     pthread_mutex_unlock(&b->lock);
-    b->is_held = b->is_held && rc == 0;
+    b->is_held = b->is_held && !is_late;
 }
 
 /* --- the run ---------------------------------------------------------------------------------- */

@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -275,14 +274,14 @@ static int run_batch(struct runner *r, struct err *err)
 /* Waits for news, or at most `seconds` if positive.  Returns false if the thread must end. */
 static bool wait_for_news(struct runner *r, int seconds)
 {
-    struct timespec until;
-    int rc = 0;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += seconds;
+    bool is_late = false;
     pthread_mutex_lock(&r->lock);
-    while (!r->news && !r->stopping && rc == 0)
-        rc = seconds > 0 ? pthread_cond_timedwait(&r->change, &r->lock, &until)
-                         : pthread_cond_wait(&r->change, &r->lock);
+    while (!r->news && !r->stopping && !is_late) {
+        if (seconds > 0)
+            is_late = clock_cond_wait(&r->change, &r->lock, seconds * INT64_C(1000000000));
+        else
+            pthread_cond_wait(&r->change, &r->lock);
+    }
     r->news = false;
     bool goes_on = !r->stopping;
     pthread_mutex_unlock(&r->lock);

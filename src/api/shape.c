@@ -20,7 +20,7 @@ static bool is_chat(const struct generation *g)
     return g->params.kind == REQUEST_CHAT;
 }
 
-static struct json *envelope(const struct generation *g, const char *object)
+static struct json *answer_head(const struct generation *g, const char *object)
 {
     return json_make("{id: %s, object: %s, created: %ld, model: %s, "
                      "system_fingerprint: 'b" HCACHE_VERSION "'}",
@@ -210,7 +210,7 @@ void shape_adapted(struct json *usage, const struct generation *g)
 
 /* Makes the usage. The answers to one prompt share it, so it counts once, with the best
  * restoration among them. */
-static struct json *usage(const struct generation *g)
+static struct json *usage_json(const struct generation *g)
 {
     int64_t prompt = 0, cached = 0, completion = 0, best = 0, thought = 0;
     int64_t guessed = 0, right = 0;
@@ -540,9 +540,9 @@ static bool is_sent(struct generation *g, struct choice *ch)
     return g->n_best == 0 || rank < g->n_best;
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
-    struct json *o = envelope(g, is_chat(g) ? "chat.completion" : "text_completion");
+    struct json *o = answer_head(g, is_chat(g) ? "chat.completion" : "text_completion");
     struct json *choices = json_new_array();
     bool *sent = xcalloc((size_t)g->n, sizeof *sent);
     for (int i = 0; i < g->n; i++)
@@ -564,7 +564,7 @@ static struct json *answer(struct generation *g)
     json_put(o, "choices", choices);
     if (g->params.verbose && g->text.text != NULL)
         put_prompt(o, g);
-    json_put(o, "usage", usage(g));
+    json_put(o, "usage", usage_json(g));
     if (!g->client.repeatable)
         json_put(o, "timings", shape_timings(g, &g->choice[0]));
     return o;
@@ -572,7 +572,7 @@ static struct json *answer(struct generation *g)
 
 static struct json *chunk_envelope(struct generation *g)
 {
-    return envelope(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
+    return answer_head(g, is_chat(g) ? "chat.completion.chunk" : "text_completion");
 }
 
 /* Adds a piece of a part to a chunk's delta. */
@@ -609,8 +609,8 @@ static void open_choice(struct generation *g, struct choice *ch, struct textbuf 
 }
 
 /* Makes a chunk: a piece of part i; or, if p is NULL, the end of a choice with its reason. */
-static struct json *chunk(struct generation *g, struct choice *ch, int i,
-                          const struct hcache_part *p)
+static struct json *chunk_json(struct generation *g, struct choice *ch, int i,
+                               const struct hcache_part *p)
 {
     struct json *c = json_make("{index: %d}", ch->index);
     if (is_chat(g)) {
@@ -638,41 +638,41 @@ struct json *shape_progress(const struct generation *g, const struct choice *ch)
                      (double)(clock_now_ns() - g->begun_ns) * 1e-6);
 }
 
-static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     const struct hcache_part none = {.kind = HCACHE_PART_TEXT, .text = ""};
     open_choice(g, ch, out);
-    struct json *o = chunk(g, ch, 0, &none);
+    struct json *o = chunk_json(g, ch, 0, &none);
     json_put(o, "prompt_progress", shape_progress(g, ch));
     sse_json(out, o);
 }
 
-static void piece(struct generation *g, struct choice *ch, int i,
-                  const struct hcache_part *p, struct textbuf *out)
+static void write_piece(struct generation *g, struct choice *ch, int i,
+                        const struct hcache_part *p, struct textbuf *out)
 {
     open_choice(g, ch, out);
-    sse_json(out, chunk(g, ch, i, p));
+    sse_json(out, chunk_json(g, ch, i, p));
 }
 
-static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     open_choice(g, ch, out);
-    sse_json(out, chunk(g, ch, 0, NULL));
+    sse_json(out, chunk_json(g, ch, 0, NULL));
 }
 
 static void close_stream(struct generation *g, struct textbuf *out)
 {
     if (g->params.include_usage) {
         struct json *o = chunk_envelope(g);
-        json_extend(o, "{choices: [], usage: %p, timings: %p}", usage(g),
+        json_extend(o, "{choices: [], usage: %p, timings: %p}", usage_json(g),
                     shape_timings(g, &g->choice[0]));
         sse_json(out, o);
     }
     sse_done(out);
 }
 
-const struct dialect shape_completions = {.answer = answer,
-                                          .progress = progress,
-                                          .piece = piece,
-                                          .end = end,
+const struct dialect shape_completions = {.answer = make_answer,
+                                          .progress = write_progress,
+                                          .piece = write_piece,
+                                          .end = write_end,
                                           .close = close_stream};

@@ -258,7 +258,7 @@ static void route(struct call *c, const char *const *names, bool needs_prompt,
     subject_deinit(&s);
 }
 
-static int fault_of(const struct hcache_err *err, struct fault *f)
+static int refuse_store(const struct hcache_err *err, struct fault *f)
 {
     bool is_ours = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ||
                    err->code == HCACHE_E_USAGE;
@@ -269,13 +269,13 @@ static int fault_of(const struct hcache_err *err, struct fault *f)
 
 /* --- looking up ------------------------------------------------------------------------------- */
 
-static int lookup(struct call *c, struct subject *s, struct fault *f)
+static int answer_lookup(struct call *c, struct subject *s, struct fault *f)
 {
     struct hcache_err err = {0};
     struct hcache_found found;
     const struct hcache_context context = context_of(s);
     if (hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
-        return fault_of(&err, f);
+        return refuse_store(&err, f);
     date_explain(&s->date, found.differs_at, found.why, sizeof found.why);
     struct json *o = json_make("{object: 'cache.lookup', prompt_tokens: %d, "
                                "truncated_tokens: %d, wanted_tokens: %d}",
@@ -292,12 +292,12 @@ static int lookup(struct call *c, struct subject *s, struct fault *f)
 
 void api_cache_lookup(struct call *c)
 {
-    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, lookup);
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, answer_lookup);
 }
 
 /* --- computing ahead -------------------------------------------------------------------------- */
 
-static struct json *prefetched(struct generation *g)
+static struct json *prefetch_json(struct generation *g)
 {
     const struct hcache_result *r = &g->choice[0].result;
     return json_make("{object: 'cache.prefetch', prompt_tokens: %d, cached_tokens: %d, "
@@ -308,10 +308,10 @@ static struct json *prefetched(struct generation *g)
                      r->committed_tokens, shape_timings(g, &g->choice[0]));
 }
 
-static const struct dialect prefetch = {.answer = prefetched};
+static const struct dialect prefetch = {.answer = prefetch_json};
 
 /* Computes and saves the prompt's state: a durable completion of no tokens. */
-static int compute(struct call *c, struct subject *s, struct fault *f)
+static int answer_prefetch(struct call *c, struct subject *s, struct fault *f)
 {
     const struct gen_params p = {.kind = REQUEST_COMPLETION,
                                  .n = 1,
@@ -331,13 +331,13 @@ static int compute(struct call *c, struct subject *s, struct fault *f)
 void api_cache_prefetch(struct call *c)
 {
     route(c, (const char *const[]){PROMPT_NAMES, "truncation", "cache_ttl", NULL}, true,
-          compute);
+          answer_prefetch);
 }
 
 /* --- keeping and erasing ---------------------------------------------------------------------- */
 
 /* Pins a context, guarantees it, or ends its pin or its guarantee. */
-static int pin(struct call *c, struct subject *s, struct fault *f)
+static int answer_pin(struct call *c, struct subject *s, struct fault *f)
 {
     const struct hcache_context context = context_of(s);
     struct hcache_guarantee g = {0};
@@ -365,7 +365,7 @@ static int pin(struct call *c, struct subject *s, struct fault *f)
 void api_cache_pin(struct call *c)
 {
     route(c, (const char *const[]){PROMPT_NAMES, "truncation", "ttl", "guarantee", NULL},
-          true, pin);
+          true, answer_pin);
 }
 
 /* Forgets the remembered answers to the prompt, and those that are a part of it. */
@@ -430,13 +430,13 @@ static int answer_erasing(struct call *c, const char *name, int rc,
             "noted on disk (%.90s): erase them again then",
             (long long)gone->n_owed, err->msg, gone->not_noted_because);
     if (rc != 0 && !gone->is_noted)
-        return fault_of(err, f);
+        return refuse_store(err, f);
     put_erased(c, name, gone, rc != 0 ? err : NULL);
     return 0;
 }
 
 /* Erasures flush first, so that chunks on their way to the store are erased, too. */
-static int evict(struct call *c, struct subject *s, struct fault *f)
+static int answer_evict(struct call *c, struct subject *s, struct fault *f)
 {
     const struct hcache_context context = context_of(s);
     struct hcache_err err = {0};
@@ -450,10 +450,10 @@ static int evict(struct call *c, struct subject *s, struct fault *f)
 
 void api_cache_evict(struct call *c)
 {
-    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, evict);
+    route(c, (const char *const[]){PROMPT_NAMES, "truncation", NULL}, true, answer_evict);
 }
 
-static int clear(struct call *c, struct subject *s, struct fault *f)
+static int answer_clear(struct call *c, struct subject *s, struct fault *f)
 {
     struct hcache_err err = {0};
     struct hcache_erased gone = {0};
@@ -467,7 +467,7 @@ static int clear(struct call *c, struct subject *s, struct fault *f)
 
 void api_cache_clear(struct call *c)
 {
-    route(c, (const char *const[]){"cache_salt", NULL}, false, clear);
+    route(c, (const char *const[]){"cache_salt", NULL}, false, answer_clear);
 }
 
 void api_cache_flush(struct call *c)
@@ -482,7 +482,7 @@ void api_cache_flush(struct call *c)
 }
 
 /* A client may set its own bound, but no higher than the bound that the server was started with. */
-static int set_quota(struct call *c, struct subject *s, struct fault *f)
+static int answer_quota(struct call *c, struct subject *s, struct fault *f)
 {
     uint64_t most = c->s->o.salt_quota_bytes;
     struct hcache_cache_stats k;
@@ -503,5 +503,5 @@ static int set_quota(struct call *c, struct subject *s, struct fault *f)
 
 void api_cache_quota(struct call *c)
 {
-    route(c, (const char *const[]){"cache_salt", "bytes", NULL}, false, set_quota);
+    route(c, (const char *const[]){"cache_salt", "bytes", NULL}, false, answer_quota);
 }

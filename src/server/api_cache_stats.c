@@ -8,7 +8,7 @@
 #include "server/keep.h"
 #include "server/tenants.h"
 
-static struct json *counts(const struct hcache_counts *c)
+static struct json *counts_json(const struct hcache_counts *c)
 {
     struct json *o = json_new_object();
     for (int i = 0; i < c->n; i++)
@@ -16,7 +16,7 @@ static struct json *counts(const struct hcache_counts *c)
     return o;
 }
 
-static struct json *rates(const struct hcache_stats *st)
+static struct json *rates_json(const struct hcache_stats *st)
 {
     double cached = (double)(st->device_tokens + st->restored_tokens);
     double all = cached + (double)st->computed_tokens;
@@ -32,7 +32,7 @@ static struct json *rates(const struct hcache_stats *st)
     return o;
 }
 
-static struct json *tier(const struct hcache_cache_stats *k, int64_t idle_ttl_s)
+static struct json *tier_json(const struct hcache_cache_stats *k, int64_t idle_ttl_s)
 {
     struct json *o = json_make("{name: %s, policy: %s, idle_ttl_s: %ld, chunks: %lu}",
                                k->tier, k->policy, idle_ttl_s, k->n_chunks);
@@ -52,13 +52,13 @@ static struct json *tier(const struct hcache_cache_stats *k, int64_t idle_ttl_s)
                 k->n_hits, k->n_misses, k->n_evicted, k->n_corrupt, k->appended_bytes,
                 k->read_bytes);
     json_extend(o, "{misses_by_reason: %p, evictions_by_reason: %p, saves: %p}",
-                counts(&k->misses), counts(&k->evictions),
+                counts_json(&k->misses), counts_json(&k->evictions),
                 json_new_bool(k->saving_fault == 0));
     return o;
 }
 
 /* Returns the statistics of the tier that servers share, behind the store. */
-static struct json *remote_tier(const struct hcache_remote *r)
+static struct json *remote_json(const struct hcache_remote *r)
 {
     struct json *o = json_make(
         "{name: 'remote', url: %s, up: %p, full: %p, down_because: %s}", r->url,
@@ -68,7 +68,7 @@ static struct json *remote_tier(const struct hcache_remote *r)
                 "{fetches: %lu, round_trips: %lu, fetched_chunks: %lu, fetched_bytes: %lu, "
                 "misses_by_reason: %p}",
                 r->n_fetches, r->n_round_trips, r->n_fetched, r->fetched_bytes,
-                counts(&r->misses));
+                counts_json(&r->misses));
     json_extend(o,
                 "{written_chunks: %lu, written_bytes: %lu, known_chunks: %lu, "
                 "dropped_chunks: %lu, gone_chunks: %lu}",
@@ -144,15 +144,15 @@ void api_cache_stats(struct call *c)
     if (all && k.dram.cap_bytes > 0)
         json_push(tiers, dram_json(&k.dram));
     if (k.tier != NULL)
-        json_push(tiers, all ? tier(&k, c->s->o.idle_ttl_s) : tenant_tier(&k));
+        json_push(tiers, all ? tier_json(&k, c->s->o.idle_ttl_s) : tenant_tier(&k));
     if (all && k.remote.url[0] != 0)
-        json_push(tiers, remote_tier(&k.remote));
+        json_push(tiers, remote_json(&k.remote));
     json_extend(o,
                 "{tiers: %p, saves: %p, not_saved_because: %s, prompts: %p, "
                 "salt: %p}",
                 tiers, json_new_bool(k.tier != NULL && k.saving_fault == 0),
                 k.saving_fault != 0 ? k.saving_why : NULL,
-                all ? rates(&st) : tenant_rates(c), api_cache_salt_use(&k));
+                all ? rates_json(&st) : tenant_rates(c), api_cache_salt_use(&k));
     json_extend(o, "{conversations: %p}", conversations_of(c, all));
     const char *advise = call_query(c, "advise");
     struct hcache_advice a[HCACHE_ADVICES];

@@ -29,7 +29,7 @@ enum {
 
 /* --- shapes ----------------------------------------------------------------------------------- */
 
-static struct json *shape(const struct conversation *v)
+static struct json *conversation_json(const struct conversation *v)
 {
     struct json *metadata = json_of_text(v->metadata);
     return json_make("{id: %s, object: 'conversation', created_at: %ld, metadata: %p, "
@@ -56,15 +56,15 @@ static int answer_anew(struct call *c, struct conversation *v, struct fault *f)
     conversation_deinit(v);
     int rc = conversation_find(c->s->conversations, call_tenant(c), name, v, &err);
     free(name);
-    return rc == 0 ? answer(c, 0, shape(v)) : keep_fault(&err, f);
+    return rc == 0 ? answer(c, 0, conversation_json(v)) : keep_fault(&err, f);
 }
 
 /* --- /v1/conversations ------------------------------------------------------------------------ */
 
 /* Returns whether the conversation's title or one of its items contains `folded`. Adds the bytes
  * that it read to *bytes. */
-static bool holds(struct call *c, const struct conversation *v, const char *folded,
-                  size_t *bytes)
+static bool has_text(struct call *c, const struct conversation *v, const char *folded,
+                     size_t *bytes)
 {
     struct turn **path = NULL;
     int n = 0;
@@ -89,8 +89,9 @@ static bool holds(struct call *c, const struct conversation *v, const char *fold
  * from items_fold: only conversations that contain it are added. With NULL all are. Reads about
  * SEARCH_BYTES of text at most. `last`, "" at first, gets the name of the last conversation that
  * was looked at. *more says whether others follow it. */
-static int collect(struct call *c, const struct items_page *p, const char *folded,
-                   struct json *data, char last[NAME_BYTES], bool *more, struct err *err)
+static int collect_page(struct call *c, const struct items_page *p, const char *folded,
+                        struct json *data, char last[NAME_BYTES], bool *more,
+                        struct err *err)
 {
     struct conversation page[32];
     size_t bytes = 0;
@@ -102,8 +103,8 @@ static int collect(struct call *c, const struct items_page *p, const char *folde
                                last[0] != 0 ? last : p->after, p->oldest_first, limit, page,
                                &n, more, err);
         for (i = 0; rc == 0 && i < n && bytes < SEARCH_BYTES; i++) {
-            if (folded == NULL || holds(c, &page[i], folded, &bytes))
-                json_push(data, shape(&page[i]));
+            if (folded == NULL || has_text(c, &page[i], folded, &bytes))
+                json_push(data, conversation_json(&page[i]));
             snprintf(last, NAME_BYTES, "%s", page[i].name);
         }
         *more = *more || i < n;
@@ -116,7 +117,7 @@ static int collect(struct call *c, const struct items_page *p, const char *folde
 /* Lists a page of conversations; with `query` only those that contain it. A page of a long search
  * may have fewer than `limit`, or none: last_id is the last one that was looked at, and the next
  * page begins after it. */
-static int list(struct call *c, struct fault *f)
+static int list_conversations(struct call *c, struct fault *f)
 {
     struct items_page p;
     struct err err = {0};
@@ -129,7 +130,7 @@ static int list(struct call *c, struct fault *f)
     if (query != NULL && (folded = items_fold(query, strlen(query))) == NULL)
         return fault_set(f, 400, NULL, "query", "'query' is not UTF-8");
     struct json *data = json_new_array();
-    int rc = collect(c, &p, folded, data, last, &more, &err);
+    int rc = collect_page(c, &p, folded, data, last, &more, &err);
     free(folded);
     struct json *o = json_make("{object: 'list', first_id: %s, last_id: %s, has_more: %p, "
                                "data: %p}",
@@ -196,7 +197,7 @@ static int add_items(struct call *c, const struct conversation *v, const struct 
 }
 
 /* Makes a conversation, with items as its first turn if the request has some. */
-static int make(struct call *c, struct fault *f)
+static int make_conversation(struct call *c, struct fault *f)
 {
     static const char *const names[] = {"items", "metadata", "title", NULL};
     struct change change;
@@ -232,15 +233,15 @@ void api_conversations(struct call *c)
 {
     struct fault f;
     int rc = c->s->conversations == NULL ? keep_none(&f)
-             : is_get(c)                 ? list(c, &f)
-                                         : make(c, &f);
+             : is_get(c)                 ? list_conversations(c, &f)
+                                         : make_conversation(c, &f);
     if (rc != 0 && !c->answered)
         call_fault(c, &f);
 }
 
 /* --- /v1/conversations/ID --------------------------------------------------------------------- */
 
-static int change(struct call *c, struct conversation *v, struct fault *f)
+static int change_conversation(struct call *c, struct conversation *v, struct fault *f)
 {
     static const char *const names[] = {"metadata", "title", NULL};
     struct change change;
@@ -255,7 +256,7 @@ static int change(struct call *c, struct conversation *v, struct fault *f)
     return rc == 0 ? answer_anew(c, v, f) : rc;
 }
 
-static int erase(struct call *c, const struct conversation *v, struct fault *f)
+static int erase_conversation(struct call *c, const struct conversation *v, struct fault *f)
 {
     struct err err = {0};
     struct erased gone;
@@ -369,8 +370,8 @@ static char *title_without(const struct conversation *v, const struct json *item
 }
 
 /* Replaces the conversation's turns by one turn with all items except number `without`. */
-static int rewrite(struct call *c, const struct conversation *v, size_t without,
-                   struct fault *f)
+static int remove_item(struct call *c, const struct conversation *v, size_t without,
+                       struct fault *f)
 {
     struct err err = {0};
     struct turn **path = NULL;
@@ -412,7 +413,7 @@ static int delete_item(struct call *c, struct conversation *v, const char *id,
         rc = find_item(items, id, &at, f);
     json_free(items);
     if (rc == 0)
-        rc = rewrite(c, v, at, f);
+        rc = remove_item(c, v, at, f);
     return rc == 0 ? answer_anew(c, v, f) : rc;
 }
 
@@ -454,7 +455,8 @@ static int find_turn(struct call *c, const struct conversation *v, const char *a
 }
 
 /* Makes a conversation that begins like v, up to the turn `at`. */
-static int branch(struct call *c, const struct conversation *v, struct fault *f)
+static int branch_conversation(struct call *c, const struct conversation *v,
+                               struct fault *f)
 {
     static const char *const names[] = {"at", "title", "metadata", NULL};
     struct change change;
@@ -475,7 +477,7 @@ static int branch(struct call *c, const struct conversation *v, struct fault *f)
     if (rc == 0 && conversation_add(c->s->conversations, call_tenant(c), name, title,
                                     metadata, row, &made, &err) != 0)
         rc = keep_fault(&err, f);
-    struct json *o = rc == 0 ? shape(&made) : NULL;
+    struct json *o = rc == 0 ? conversation_json(&made) : NULL;
     conversation_deinit(&made);
     free(metadata);
     return answer(c, rc, o);
@@ -515,14 +517,16 @@ static int answer_path(struct call *c, struct conversation *v, const char *rest,
                        struct fault *f)
 {
     if (rest[0] == 0 && strcmp(c->route->method, "DELETE") == 0)
-        return erase(c, v, f);
+        return erase_conversation(c, v, f);
     if (rest[0] == 0)
-        return is_get(c) ? answer(c, 0, shape(v)) : change(c, v, f);
+        return is_get(c) ? answer(c, 0, conversation_json(v))
+                         : change_conversation(c, v, f);
     if (strcmp(rest, "items") == 0)
         return is_get(c) ? list_items(c, v, f) : post_items(c, v, f);
     if (strncmp(rest, "items/", 6) == 0)
         return is_get(c) ? get_item(c, v, rest + 6, f) : delete_item(c, v, rest + 6, f);
-    return strcmp(rest, "branches") == 0 ? list_forks(c, v, f) : branch(c, v, f);
+    return strcmp(rest, "branches") == 0 ? list_forks(c, v, f)
+                                         : branch_conversation(c, v, f);
 }
 
 void api_conversation(struct call *c)

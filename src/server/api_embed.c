@@ -105,7 +105,7 @@ static struct json *as_list(const float *x, int n)
     return v;
 }
 
-static struct json *embedding(const struct embed *e, struct choice *ch)
+static struct json *embedding_json(const struct embed *e, struct choice *ch)
 {
     int n = finish_embedding(e, &ch->result);
     return e->base64 ? as_base64(ch->result.embedding, n)
@@ -117,7 +117,7 @@ static struct json *answer_openai(struct generation *g, const struct embed *e)
     struct json *list = json_new_array();
     for (int i = 0; i < g->n; i++) {
         json_push(list, json_make("{object: 'embedding', index: %d, embedding: %p}", i,
-                                  embedding(e, &g->choice[i])));
+                                  embedding_json(e, &g->choice[i])));
     }
     struct json *o = json_make("{object: 'list', data: %p, model: %s}", list,
                                g->client.model_name);
@@ -131,7 +131,7 @@ static struct json *answer_llama(struct generation *g, const struct embed *e)
     struct json *list = json_new_array();
     for (int i = 0; i < g->n; i++) {
         json_push(list, json_make("{index: %d, embedding: [%p]}", i,
-                                  embedding(e, &g->choice[i])));
+                                  embedding_json(e, &g->choice[i])));
     }
     return list;
 }
@@ -139,11 +139,11 @@ static struct json *answer_llama(struct generation *g, const struct embed *e)
 static struct json *answer_ollama(struct generation *g, const struct embed *e)
 {
     if (e->form == FORM_OLLAMA_ONE)
-        return json_make("{embedding: %p}", embedding(e, &g->choice[0]));
+        return json_make("{embedding: %p}", embedding_json(e, &g->choice[0]));
     struct json *list = json_new_array();
     int64_t n = 0;
     for (int i = 0; i < g->n; i++) {
-        json_push(list, embedding(e, &g->choice[i]));
+        json_push(list, embedding_json(e, &g->choice[i]));
         n += g->choice[i].n_prompt;
     }
     return json_make("{model: %s, embeddings: %p, total_duration: %ld, load_duration: 0, "
@@ -193,7 +193,7 @@ static struct json *answer_ranking(struct generation *g, const struct embed *e)
     return o;
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
     const struct embed *e = g->own;
     return is_ranking(e)            ? answer_ranking(g, e)
@@ -222,7 +222,7 @@ static void drop(void *own)
 }
 
 static const struct dialect embeddings = {
-    .answer = answer, .keep = check_numbers, .drop = drop};
+    .answer = make_answer, .keep = check_numbers, .drop = drop};
 
 /* --- prompts ---------------------------------------------------------------------------------- */
 

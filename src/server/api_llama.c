@@ -32,7 +32,7 @@ static void put_ignored(const struct hcache *h, struct json *list)
 }
 
 /* Makes generation_settings: the sampling fields as they were applied. */
-static struct json *settings(const struct generation *g)
+static struct json *settings_json(const struct generation *g)
 {
     const struct gen_params *p = &g->params;
     struct json *stop = json_new_array(), *list = json_new_array();
@@ -61,14 +61,14 @@ static struct json *settings(const struct generation *g)
     return o;
 }
 
-static struct json *timings(const struct choice *ch)
+static struct json *timings_json(const struct choice *ch)
 {
     struct json *o = json_new_object();
     shape_llama_timings(o, ch);
     return o;
 }
 
-static struct json *head(const struct choice *ch, const char *text, size_t n)
+static struct json *choice_head(const struct choice *ch, const char *text, size_t n)
 {
     return json_make("{index: %d, content: %p}", ch->index, json_new_bytes(text, n));
 }
@@ -100,7 +100,7 @@ static void put_end(struct json *o, struct choice *ch)
                 "tokens_evaluated: %d, tokens_cached: %d, "
                 "generation_settings: %p}",
                 g->client.model_name, r->n_tokens, ch->n_prompt, r->cached_tokens,
-                settings(g));
+                settings_json(g));
     if (json_kind(g->params.prompt) == JSON_KIND_STRING)
         json_put(o, "prompt", json_share(g->params.prompt));
     json_extend(o,
@@ -114,11 +114,11 @@ static void put_end(struct json *o, struct choice *ch)
                                : "eos",
                 stop != NULL ? stop : "");
     shape_adapted(o, g);
-    json_put(o, "timings", timings(ch));
+    json_put(o, "timings", timings_json(ch));
 }
 
 /* Returns the members of the answer that the request wants, by their paths. */
-static struct json *only(struct json *whole, const struct json *paths)
+static struct json *wanted_members(struct json *whole, const struct json *paths)
 {
     if (json_count(paths) == 0)
         return whole;
@@ -140,16 +140,16 @@ static struct json *only(struct json *whole, const struct json *paths)
     return o;
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
     struct json *list = json_new_array();
     for (int i = 0; i < g->n; i++) {
         struct choice *ch = &g->choice[i];
         const char *text = ch->result.text != NULL ? ch->result.text : "";
-        struct json *o = head(ch, text, ch->result.n_text);
+        struct json *o = choice_head(ch, text, ch->result.n_text);
         put_tokens(o, ch);
         put_end(o, ch);
-        json_push(list, only(o, g->params.response_fields));
+        json_push(list, wanted_members(o, g->params.response_fields));
     }
     if (g->n > 1)
         return list;
@@ -158,39 +158,41 @@ static struct json *answer(struct generation *g)
     return one;
 }
 
-static void piece(struct generation *g, struct choice *ch, int i,
-                  const struct hcache_part *p, struct textbuf *out)
+static void write_piece(struct generation *g, struct choice *ch, int i,
+                        const struct hcache_part *p, struct textbuf *out)
 {
-    struct json *o = head(ch, p->text, p->n);
+    struct json *o = choice_head(ch, p->text, p->n);
     (void)i;
     put_tokens(o, ch);
     json_extend(o, "{stop: false, id_slot: 0, tokens_evaluated: %d}", ch->n_prompt);
     if (g->params.timings_per_token)
-        json_put(o, "timings", timings(ch));
+        json_put(o, "timings", timings_json(ch));
     sse_json(out, o);
 }
 
-static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct json *o = head(ch, "", 0);
+    struct json *o = choice_head(ch, "", 0);
     json_extend(o, "{tokens: [], stop: false, id_slot: 0, prompt_progress: %p}",
                 shape_progress(g, ch));
     if (g->params.timings_per_token)
-        json_put(o, "timings", timings(ch));
+        json_put(o, "timings", timings_json(ch));
     sse_json(out, o);
 }
 
-static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct json *o = head(ch, "", 0);
+    struct json *o = choice_head(ch, "", 0);
     (void)g;
     put_tokens(o, ch);
     put_end(o, ch);
-    sse_json(out, only(o, g->params.response_fields));
+    sse_json(out, wanted_members(o, g->params.response_fields));
 }
 
-static const struct dialect llama = {
-    .answer = answer, .piece = piece, .progress = progress, .end = end};
+static const struct dialect llama = {.answer = make_answer,
+                                     .piece = write_piece,
+                                     .progress = write_progress,
+                                     .end = write_end};
 
 /* --- completions ------------------------------------------------------------------------------ */
 

@@ -51,7 +51,7 @@ struct message {
     struct json *tools; /* those that may be called */
 };
 
-static void drop(void *own)
+static void free_message(void *own)
 {
     struct message *m = own;
     json_free(m->tools);
@@ -60,7 +60,7 @@ static void drop(void *own)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-static int bad(struct fault *f, const char *param, const char *what)
+static int refuse_value(struct fault *f, const char *param, const char *what)
 {
     return fault_set(f, 400, NULL, param, "'%-s': %-s", param, what);
 }
@@ -75,10 +75,11 @@ static int read_mark(const struct json *v, size_t n_messages, struct dialog_text
         return 0;
     if (!json_string_is(json_member(v, "type"), "ephemeral") ||
         (ttl != NULL && !is_hour && !json_string_is(ttl, "5m")))
-        return bad(f, "cache_control",
-                   "it must be {\"type\": \"ephemeral\"}, with a ttl of 5m or 1h if any");
+        return refuse_value(
+            f, "cache_control",
+            "it must be {\"type\": \"ephemeral\"}, with a ttl of 5m or 1h if any");
     if (d->n == MAX_BREAKPOINTS)
-        return bad(f, "cache_control", "at most 4 are allowed");
+        return refuse_value(f, "cache_control", "at most 4 are allowed");
     d->at[d->n++] = (struct breakpoint){n_messages, is_hour ? 3600 : 300, 0};
     return 0;
 }
@@ -112,7 +113,7 @@ static int add_reference(const struct json *name, const struct dialog_text *d,
 {
     const char *wanted = json_string_of(name, NULL);
     if (wanted == NULL)
-        return bad(f, "messages", "a tool_reference needs a 'tool_name'");
+        return refuse_value(f, "messages", "a tool_reference needs a 'tool_name'");
     for (size_t i = 0; i < json_count(d->deferred); i++) {
         const struct json *function = json_member(json_at(d->deferred, i), "function");
         const char *own = json_string_of(json_member(function, "name"), NULL);
@@ -142,7 +143,7 @@ static int read_texts(struct call *c, const struct json *v, const char *param,
     if (text != NULL || json_kind(v) == JSON_KIND_NULL)
         return 0;
     if (json_kind(v) != JSON_KIND_ARRAY)
-        return bad(f, param, "it must be a text or a list of text blocks");
+        return refuse_value(f, param, "it must be a text or a list of text blocks");
     for (size_t i = 0; i < json_count(v); i++) {
         const struct json *block = json_at(v, i);
         text = json_string_of(json_member(block, "text"), &n);
@@ -185,7 +186,7 @@ static int read_tool_result(const struct json *block, struct dialog_text *d,
     struct textbuf text = {0};
     size_t next = json_count(d->messages) + 1;
     if (json_kind(id) != JSON_KIND_STRING)
-        return bad(f, "messages", "a tool_result needs a 'tool_use_id'");
+        return refuse_value(f, "messages", "a tool_result needs a 'tool_use_id'");
     bool failed = false;
     int rc = 0;
     if (json_bool_of(json_member(block, "is_error"), &failed) && failed)
@@ -206,7 +207,8 @@ static int read_tool_use(const struct json *block, struct json *calls, struct fa
     const struct json *input = json_member(block, "input");
     if (json_kind(id) != JSON_KIND_STRING || json_kind(name) != JSON_KIND_STRING ||
         json_kind(input) != JSON_KIND_OBJECT)
-        return bad(f, "messages", "a tool_use needs 'id', 'name' and an object 'input'");
+        return refuse_value(f, "messages",
+                            "a tool_use needs 'id', 'name' and an object 'input'");
     json_push(calls,
               json_make("{id: %p, type: 'function', function: {name: %p, arguments: %p}}",
                         json_share(id), json_share(name), json_share(input)));
@@ -286,9 +288,10 @@ static int read_message(const struct json *m, struct dialog_text *d, struct faul
     const char *whole = json_string_of(content, &n);
     if (role == NULL || (strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0 &&
                          strcmp(role, "system") != 0))
-        rc = bad(f, "messages", "every message needs a role: user, assistant or system");
+        rc = refuse_value(f, "messages",
+                          "every message needs a role: user, assistant or system");
     else if (whole == NULL && json_kind(content) != JSON_KIND_ARRAY)
-        rc = bad(f, "messages", "'content' must be a text or a list of blocks");
+        rc = refuse_value(f, "messages", "'content' must be a text or a list of blocks");
     if (rc == 0 && whole != NULL)
         textbuf_add(&text, whole, n);
     for (size_t i = 0; rc == 0 && whole == NULL && i < json_count(content); i++)
@@ -385,7 +388,7 @@ static int take_prefill(struct dialog_text *d, struct fault *f)
         json_push(rest, json_share(json_at(d->messages, i)));
     json_free(d->messages);
     d->messages = rest;
-    return n > 0 ? 0 : bad(f, "messages", "the first one must be the user's");
+    return n > 0 ? 0 : refuse_value(f, "messages", "the first one must be the user's");
 }
 
 static int64_t number_of(const struct json *edit, const char *key, const char *kind,
@@ -399,7 +402,7 @@ static int64_t number_of(const struct json *edit, const char *key, const char *k
 }
 
 /* Returns the message without a member, or with another text in its place. */
-static struct json *changed(const struct json *m, const char *key, const char *text)
+static struct json *with_text(const struct json *m, const char *key, const char *text)
 {
     struct json *o = json_new_object();
     json_share_all(o, m);
@@ -425,7 +428,7 @@ static void clear_old(struct dialog_text *d, const char *role, const char *key,
             n += pass == 0 && has;
             if (pass == 1)
                 json_push(list,
-                          has && n - at++ > keep ? changed(m, key, text) : json_share(m));
+                          has && n - at++ > keep ? with_text(m, key, text) : json_share(m));
         }
     json_free(d->messages);
     d->messages = list;
@@ -471,7 +474,7 @@ static int read_dialog(struct call *c, struct gen_params *p, struct dialog_text 
     textbuf_free(&system);
     if (rc == 0 &&
         (json_kind(p->messages) != JSON_KIND_ARRAY || json_count(p->messages) == 0))
-        rc = bad(f, "messages", "it must be a list of messages");
+        rc = refuse_value(f, "messages", "it must be a list of messages");
     for (size_t i = 0; rc == 0 && i < json_count(p->messages); i++)
         rc = read_message(json_at(p->messages, i), d, f);
     if (d->wants_citations)
@@ -590,7 +593,7 @@ static void put_stop(struct json *o, const struct generation *g, const struct ch
 
 /* Makes the usage. Every token of the prompt counts once: as read from the cache, as put into the
  * cache by cache_control, or as neither. */
-static struct json *usage(const struct generation *g, int n_cached, int n_output)
+static struct json *usage_json(const struct generation *g, int n_cached, int n_output)
 {
     const struct message *m = g->own;
     int prompt = g->choice[0].n_prompt, before = 0, by_ttl[2] = {0, 0};
@@ -638,17 +641,17 @@ static struct json *block_of(const struct choice *ch, int i, const struct hcache
                      is_whole ? json_new_raw(p->text, p->n) : json_new_object());
 }
 
-static struct json *envelope(const struct generation *g)
+static struct json *message_head(const struct generation *g)
 {
     const struct message *m = g->own;
     return json_make("{id: %s, type: 'message', role: 'assistant', model: %s}", m->id,
                      g->client.model_name);
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
     const struct choice *ch = &g->choice[0];
-    struct json *o = envelope(g), *content = json_new_array();
+    struct json *o = message_head(g), *content = json_new_array();
     struct hcache_part p;
     for (int i = 0; shape_part(ch, i, &p); i++)
         json_push(content, block_of(ch, i, &p, true));
@@ -657,14 +660,14 @@ static struct json *answer(struct generation *g)
     json_put(o, "content", content);
     put_stop(o, g, ch);
     json_extend(o, "{usage: %p, timings: %p}",
-                usage(g, ch->result.cached_tokens, ch->result.n_tokens),
+                usage_json(g, ch->result.cached_tokens, ch->result.n_tokens),
                 shape_timings(g, ch));
     return o;
 }
 
 /* --- the stream ------------------------------------------------------------------------------- */
 
-static void event(const char *type, struct json *o, struct textbuf *out)
+static void write_event(const char *type, struct json *o, struct textbuf *out)
 {
     json_put_string(o, "type", type);
     textbuf_addf(out, "event: %s\n", type);
@@ -673,37 +676,38 @@ static void event(const char *type, struct json *o, struct textbuf *out)
 
 /* Begins the stream. This happens with the first token, because the number of cached tokens is not
  * known before. */
-static void start(struct generation *g, struct textbuf *out)
+static void begin_once(struct generation *g, struct textbuf *out)
 {
     struct message *m = g->own;
     if (m->has_begun)
         return;
-    struct json *message = envelope(g);
+    struct json *message = message_head(g);
     m->has_begun = true;
     json_extend(message,
                 "{content: [], stop_reason: null, stop_sequence: null, "
                 "usage: %p}",
-                usage(g, g->choice[0].n_cached, 1));
-    event("message_start", json_make("{message: %p}", message), out);
+                usage_json(g, g->choice[0].n_cached, 1));
+    write_event("message_start", json_make("{message: %p}", message), out);
 }
 
 static void open_block(struct message *m, struct json *block, struct textbuf *out)
 {
-    event("content_block_start",
-          json_make("{index: %d, content_block: %p}", m->n_blocks, block), out);
+    write_event("content_block_start",
+                json_make("{index: %d, content_block: %p}", m->n_blocks, block), out);
 }
 
-static void delta(struct message *m, const char *type, const char *key, const char *text,
-                  size_t n, struct textbuf *out)
+static void write_delta(struct message *m, const char *type, const char *key,
+                        const char *text, size_t n, struct textbuf *out)
 {
     struct json *d = json_make("{type: %s}", type);
     json_put_bytes(d, key, text, n);
-    event("content_block_delta", json_make("{index: %d, delta: %p}", m->n_blocks, d), out);
+    write_event("content_block_delta", json_make("{index: %d, delta: %p}", m->n_blocks, d),
+                out);
 }
 
 static void close_block(struct message *m, struct textbuf *out)
 {
-    event("content_block_stop", json_make("{index: %d}", m->n_blocks++), out);
+    write_event("content_block_stop", json_make("{index: %d}", m->n_blocks++), out);
     m->is_open = false;
 }
 
@@ -712,12 +716,12 @@ static void end_block(struct message *m, struct textbuf *out)
     if (!m->is_open)
         return;
     if (m->kind == HCACHE_PART_THOUGHT)
-        delta(m, "signature_delta", "signature", signature, strlen(signature), out);
+        write_delta(m, "signature_delta", "signature", signature, strlen(signature), out);
     close_block(m, out);
 }
 
-static void piece(struct generation *g, struct choice *ch, int i,
-                  const struct hcache_part *p, struct textbuf *out)
+static void write_piece(struct generation *g, struct choice *ch, int i,
+                        const struct hcache_part *p, struct textbuf *out)
 {
     static const struct {
         const char *type, *key;
@@ -725,7 +729,7 @@ static void piece(struct generation *g, struct choice *ch, int i,
                  [HCACHE_PART_TEXT] = {"text_delta", "text"},
                  [HCACHE_PART_CALL] = {"input_json_delta", "partial_json"}};
     struct message *m = g->own;
-    start(g, out);
+    begin_once(g, out);
     if (m->is_open && m->part != i)
         end_block(m, out);
     if (!m->is_open)
@@ -733,13 +737,13 @@ static void piece(struct generation *g, struct choice *ch, int i,
     m->is_open = true;
     m->part = i;
     m->kind = p->kind;
-    delta(m, kinds[p->kind].type, kinds[p->kind].key, p->text, p->n, out);
+    write_delta(m, kinds[p->kind].type, kinds[p->kind].key, p->text, p->n, out);
 }
 
-static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     (void)ch;
-    start(g, out);
+    begin_once(g, out);
     end_block(g->own, out);
 }
 
@@ -749,10 +753,10 @@ static void close_stream(struct generation *g, struct textbuf *out)
     struct json *d = json_new_object();
     put_stop(d, g, ch);
     struct json *o = json_make("{delta: %p, usage: %p, timings: %p}", d,
-                               usage(g, ch->result.cached_tokens, ch->result.n_tokens),
+                               usage_json(g, ch->result.cached_tokens, ch->result.n_tokens),
                                shape_timings(g, ch));
-    event("message_delta", o, out);
-    event("message_stop", json_new_object(), out);
+    write_event("message_delta", o, out);
+    write_event("message_stop", json_new_object(), out);
 }
 
 /* --- faults and pins -------------------------------------------------------------------------- */
@@ -770,11 +774,11 @@ struct json *api_messages_fault(const struct fault *f)
 static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
     (void)g;
-    event("error", api_messages_fault(f), out);
+    write_event("error", api_messages_fault(f), out);
 }
 
 /* Pins the marked state. A failure harms no answer: the state is only evicted earlier. */
-static int keep(struct generation *g, struct fault *f)
+static int pin_marked(struct generation *g, struct fault *f)
 {
     const struct message *m = g->own;
     int64_t now = clock_wall_s() + 1; /* the second that has begun does not count */
@@ -794,14 +798,14 @@ static const char *id_of(const struct generation *g)
     return ((const struct message *)g->own)->id;
 }
 
-static const struct dialect messages = {.answer = answer,
+static const struct dialect messages = {.answer = make_answer,
                                         .id = id_of,
-                                        .piece = piece,
-                                        .end = end,
+                                        .piece = write_piece,
+                                        .end = write_end,
                                         .close = close_stream,
                                         .fault = tell_fault,
-                                        .keep = keep,
-                                        .drop = drop};
+                                        .keep = pin_marked,
+                                        .drop = free_message};
 
 /* --- the routes ------------------------------------------------------------------------------- */
 

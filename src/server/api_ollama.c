@@ -143,7 +143,7 @@ static bool is_chat(const struct generation *g)
     return g->dialect == &ollama_chat;
 }
 
-static struct json *head(const char *model)
+static struct json *line_head(const char *model)
 {
     return json_make("{model: %s, created_at: %p}", model, time_text(clock_wall_s()));
 }
@@ -204,10 +204,10 @@ static void put_logprobs(struct json *o, struct generation *g, struct choice *ch
         json_put(o, "logprobs", shape_logprobs(g, ch));
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
     struct choice *ch = &g->choice[0];
-    struct json *o = head(g->client.model_name), *calls = json_new_array();
+    struct json *o = line_head(g->client.model_name), *calls = json_new_array();
     struct hcache_part p;
     for (int i = 0; is_chat(g) && shape_part(ch, i, &p); i++)
         if (p.kind == HCACHE_PART_CALL)
@@ -226,10 +226,10 @@ static void add_line(struct textbuf *out, struct json *v)
     json_free(v);
 }
 
-static void piece(struct generation *g, struct choice *ch, int i,
-                  const struct hcache_part *p, struct textbuf *out)
+static void write_piece(struct generation *g, struct choice *ch, int i,
+                        const struct hcache_part *p, struct textbuf *out)
 {
-    struct json *o = head(g->client.model_name), *calls = json_new_array();
+    struct json *o = line_head(g->client.model_name), *calls = json_new_array();
     bool is_text = p->kind == HCACHE_PART_TEXT, is_call = p->kind == HCACHE_PART_CALL;
     if (is_call)
         json_push(calls, tool_call(ch, i, p));
@@ -240,9 +240,9 @@ static void piece(struct generation *g, struct choice *ch, int i,
     add_line(out, o);
 }
 
-static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct json *o = head(g->client.model_name);
+    struct json *o = line_head(g->client.model_name);
     put_content(o, g, json_new_bytes("", 0), NULL, NULL);
     put_end(o, g, ch);
     add_line(out, o);
@@ -256,7 +256,8 @@ static void tell_fault(struct generation *g, const struct fault *f, struct textb
 
 #define DIALECT                                                                            \
     {                                                                                      \
-        .answer = answer, .piece = piece, .end = end, .fault = tell_fault, .lines = true   \
+        .answer = make_answer, .piece = write_piece, .end = write_end,                     \
+        .fault = tell_fault, .lines = true                                                 \
     }
 const struct dialect ollama_chat = DIALECT, ollama_text = DIALECT;
 
@@ -278,7 +279,7 @@ bool api_ollama_unloads(struct call *c, const struct json *body)
 /* Answers a request without content, with which clients load and unload a model. */
 static void loaded(struct call *c, bool chat, const struct json *body)
 {
-    struct json *o = head(call_model_name(c));
+    struct json *o = line_head(call_model_name(c));
     bool unloads = api_ollama_unloads(c, body);
     if (chat)
         json_extend(o, "{message: {role: 'assistant', content: ''}}");
@@ -376,7 +377,7 @@ void api_ollama_version(struct call *c)
     call_json(c, 200, json_make("{version: %s}", HCACHE_VERSION));
 }
 
-static struct json *details(const struct hcache_model_info *info)
+static struct json *details_json(const struct hcache_model_info *info)
 {
     double n = (double)info->n_params;
     char size[32]; /* "135M" or "7.6B" */
@@ -399,7 +400,8 @@ static void list_models(struct call *c, bool running)
             continue;
         struct json *m = json_make(
             "{name: %s, model: %s, size: %lu, digest: %s, details: %p}", l.name, l.name,
-            l.bytes, l.info.fingerprint, l.is_known ? details(&l.info) : json_new_object());
+            l.bytes, l.info.fingerprint,
+            l.is_known ? details_json(&l.info) : json_new_object());
         if (running)
             json_extend(m,
                         "{expires_at: '9999-12-31T23:59:59Z', size_vram: 0, "
@@ -467,7 +469,7 @@ void api_ollama_show(struct call *c)
     struct json *o = json_make("{modelfile: '', parameters: '', template: %s, details: %p, "
                                "model_info: %p, capabilities: %p, modified_at: %p}",
                                info.chat_template != NULL ? info.chat_template : "",
-                               details(&info), model_info(&info), can,
+                               details_json(&info), model_info(&info), can,
                                time_text(c->s->created_s));
     call_json(c, 200, o);
 }

@@ -40,7 +40,7 @@ struct response {
     int n_open; /* number of items whose events have begun */
 };
 
-static void drop(void *own)
+static void free_response(void *own)
 {
     struct response *r = own;
     draft_deinit(&r->draft);
@@ -67,7 +67,7 @@ static const char *part_status(const struct choice *ch, int i)
     return shape_part(ch, i + 1, &next) ? "completed" : status_of(ch);
 }
 
-static struct json *usage(const struct generation *g)
+static struct json *usage_json(const struct generation *g)
 {
     const struct hcache_result *r = &g->choice[0].result;
     struct json *o = json_make(
@@ -150,7 +150,7 @@ static struct json *item_of(const struct generation *g, int i, const struct hcac
 }
 
 /* Returns the items of the answer. */
-static struct json *output(const struct generation *g)
+static struct json *output_items(const struct generation *g)
 {
     const struct choice *ch = &g->choice[0];
     static const struct hcache_part nothing = {.kind = HCACHE_PART_TEXT, .text = ""};
@@ -204,7 +204,7 @@ static void put_request(struct json *o, const struct generation *g)
 }
 
 /* Makes the response object without its output. is_done: every choice has its result. */
-static struct json *head(const struct generation *g, bool is_done)
+static struct json *response_head(const struct generation *g, bool is_done)
 {
     const struct response *r = g->own;
     const struct choice *ch = &g->choice[0];
@@ -219,7 +219,7 @@ static struct json *head(const struct generation *g, bool is_done)
             ? json_make("{reason: %s}", is_long ? "max_output_tokens" : ch->result.finish)
             : NULL);
     put_request(o, g);
-    json_extend(o, "{usage: %p}", is_done ? usage(g) : NULL);
+    json_extend(o, "{usage: %p}", is_done ? usage_json(g) : NULL);
     if (r->has_branched)
         json_put_string(o, "branched_from", r->conversation);
     if (r->not_kept != NULL)
@@ -229,23 +229,23 @@ static struct json *head(const struct generation *g, bool is_done)
     return o;
 }
 
-static struct json *whole(struct generation *g, bool is_done)
+static struct json *response_json(struct generation *g, bool is_done)
 {
-    struct json *o = head(g, is_done);
-    json_put(o, "output", is_done ? output(g) : json_new_array());
+    struct json *o = response_head(g, is_done);
+    json_put(o, "output", is_done ? output_items(g) : json_new_array());
     return o;
 }
 
-static struct json *answer(struct generation *g)
+static struct json *make_answer(struct generation *g)
 {
-    return whole(g, true);
+    return response_json(g, true);
 }
 
 /* --- keeping a response ----------------------------------------------------------------------- */
 
 /* Adds the response as a turn, unless the request does not want it. Also returns 0 if the disk did
  * not take it; r->not_kept then says why. */
-static int keep(struct generation *g, struct fault *f)
+static int keep_turn(struct generation *g, struct fault *f)
 {
     struct response *r = g->own;
     const struct hcache_result *result = &g->choice[0].result;
@@ -253,14 +253,14 @@ static int keep(struct generation *g, struct fault *f)
     if (!g->params.store)
         return 0;
     struct turn *t = xcalloc(1, sizeof *t);
-    struct json *items = output(g), *told = provenance_json(result, g->miss);
+    struct json *items = output_items(g), *told = provenance_json(result, g->miss);
     draft_finish(&r->draft, g->client.h, result, g->salt, t);
     snprintf(t->name, sizeof t->name, "%s", r->id);
     t->created_s = clock_wall_s();
     t->is_visible = true;
     t->output = json_text(items, 0);
     t->restoration = json_text(told, 0);
-    struct json *o = head(g, true);
+    struct json *o = response_head(g, true);
     t->answer = json_text(o, 0);
     int rc = turn_add(call_of(g)->s->conversations, call_tenant(call_of(g)), t, r->title,
                       &r->has_branched, &err);
@@ -280,7 +280,8 @@ static int keep(struct generation *g, struct fault *f)
 /* --- events ----------------------------------------------------------------------------------- */
 
 /* Writes an event: "event: TYPE" and the object. Frees o. */
-static void event(struct response *r, const char *type, struct json *o, struct textbuf *out)
+static void write_event(struct response *r, const char *type, struct json *o,
+                        struct textbuf *out)
 {
     json_extend(o, "{type: %s, sequence_number: %ld}", type, r->sequence++);
     textbuf_addf(out, "event: %s\n", type);
@@ -299,27 +300,27 @@ static void event_response(struct generation *g, const char *type, struct json *
 {
     struct json *o = json_make("{response: %p}", response);
     put_timings(o, g);
-    event(g->own, type, o, out);
+    write_event(g->own, type, o, out);
 }
 
-static void begin(struct generation *g, struct textbuf *out)
+static void write_begin(struct generation *g, struct textbuf *out)
 {
-    event_response(g, "response.created", whole(g, false), out);
-    event_response(g, "response.in_progress", whole(g, false), out);
+    event_response(g, "response.created", response_json(g, false), out);
+    event_response(g, "response.in_progress", response_json(g, false), out);
 }
 
-static void progress(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_progress(struct generation *g, struct choice *ch, struct textbuf *out)
 {
-    struct json *o = json_make("{response: %p, prompt_progress: %p}", whole(g, false),
-                               shape_progress(g, ch));
+    struct json *o = json_make("{response: %p, prompt_progress: %p}",
+                               response_json(g, false), shape_progress(g, ch));
     put_timings(o, g);
-    event(g->own, "response.in_progress", o, out);
+    write_event(g->own, "response.in_progress", o, out);
 }
 
 static void event_item(struct response *r, const char *type, int index, struct json *item,
                        struct textbuf *out)
 {
-    event(r, type, json_make("{output_index: %d, item: %p}", index, item), out);
+    write_event(r, type, json_make("{output_index: %d, item: %p}", index, item), out);
 }
 
 /* The names of the events of a message or a thought. */
@@ -376,7 +377,7 @@ static void open_item(struct generation *g, int i, const struct hcache_part *p,
         bool is_text = p->kind == HCACHE_PART_TEXT;
         json_extend(o, "{part: %p}",
                     is_text ? item_text_part("", 0) : item_thought_part("", 0));
-        event(r, "response.content_part.added", o, out);
+        write_event(r, "response.content_part.added", o, out);
     }
     json_free(item);
 }
@@ -395,25 +396,25 @@ static void close_item(struct generation *g, struct textbuf *out)
         o = of_item(r, item);
         json_put(o, "name", json_share(json_member(item, "name")));
         json_put(o, key, json_share(json_member(item, key)));
-        event(r,
-              strcmp(key, "input") == 0 ? "response.custom_tool_call_input.done"
-                                        : "response.function_call_arguments.done",
-              o, out);
+        write_event(r,
+                    strcmp(key, "input") == 0 ? "response.custom_tool_call_input.done"
+                                              : "response.function_call_arguments.done",
+                    o, out);
     } else {
         o = of_part(r, item);
         json_put(o, "text", json_share(json_member(part, "text")));
         if (p.kind == HCACHE_PART_TEXT)
             json_put(o, "logprobs", json_new_array());
-        event(r, text_events(item)->done, o, out);
+        write_event(r, text_events(item)->done, o, out);
         o = of_part(r, item);
         json_put(o, "part", json_share(part));
-        event(r, "response.content_part.done", o, out);
+        write_event(r, "response.content_part.done", o, out);
     }
     event_item(r, "response.output_item.done", r->n_open - 1, item, out);
 }
 
-static void piece(struct generation *g, struct choice *ch, int i,
-                  const struct hcache_part *p, struct textbuf *out)
+static void write_piece(struct generation *g, struct choice *ch, int i,
+                        const struct hcache_part *p, struct textbuf *out)
 {
     struct response *r = g->own;
     (void)ch;
@@ -427,14 +428,14 @@ static void piece(struct generation *g, struct choice *ch, int i,
     if (p->kind == HCACHE_PART_TEXT)
         json_put(o, "logprobs", json_new_array());
     put_timings(o, g);
-    event(r,
-          is_call(item) ? "response.function_call_arguments.delta"
-                        : text_events(item)->delta,
-          o, out);
+    write_event(r,
+                is_call(item) ? "response.function_call_arguments.delta"
+                              : text_events(item)->delta,
+                o, out);
     json_free(item);
 }
 
-static void end(struct generation *g, struct choice *ch, struct textbuf *out)
+static void write_end(struct generation *g, struct choice *ch, struct textbuf *out)
 {
     static const struct hcache_part nothing = {.kind = HCACHE_PART_TEXT, .text = ""};
     struct response *r = g->own;
@@ -448,16 +449,16 @@ static void end(struct generation *g, struct choice *ch, struct textbuf *out)
 static void close_stream(struct generation *g, struct textbuf *out)
 {
     bool is_cut = strcmp(status_of(&g->choice[0]), "incomplete") == 0;
-    event_response(g, is_cut ? "response.incomplete" : "response.completed", whole(g, true),
-                   out);
+    event_response(g, is_cut ? "response.incomplete" : "response.completed",
+                   response_json(g, true), out);
 }
 
 static void tell_fault(struct generation *g, const struct fault *f, struct textbuf *out)
 {
-    struct json *response = head(g, false);
+    struct json *response = response_head(g, false);
     json_extend(response, "{status: 'failed', error: {code: %s, message: %s}, output: []}",
                 f->code != NULL ? f->code : f->type, f->message);
-    event(g->own, "response.failed", json_make("{response: %p}", response), out);
+    write_event(g->own, "response.failed", json_make("{response: %p}", response), out);
 }
 
 static const char *id_shown(const struct generation *g)
@@ -465,22 +466,22 @@ static const char *id_shown(const struct generation *g)
     return ((const struct response *)g->own)->id;
 }
 
-static const struct dialect responses = {.answer = answer,
+static const struct dialect responses = {.answer = make_answer,
                                          .id = id_shown,
-                                         .begin = begin,
-                                         .progress = progress,
-                                         .piece = piece,
-                                         .end = end,
+                                         .begin = write_begin,
+                                         .progress = write_progress,
+                                         .piece = write_piece,
+                                         .end = write_end,
                                          .close = close_stream,
                                          .fault = tell_fault,
-                                         .keep = keep,
+                                         .keep = keep_turn,
                                          .keeps_unfinished = true,
-                                         .drop = drop};
+                                         .drop = free_response};
 
 /* --- a new response --------------------------------------------------------------------------- */
 
 /* Checks whether the response can be continued, truncated and kept as the request says. */
-static int check(struct call *c, const struct gen_params *p, struct fault *f)
+static int check_continuation(struct call *c, const struct gen_params *p, struct fault *f)
 {
     struct err err = {0};
     if (p->previous != NULL && p->conversation != NULL)
@@ -647,7 +648,7 @@ static int make_draft(struct call *c, struct gen_params *p, struct response *r,
     r->tools = json_new_array();
     r->offered = json_new_array();
     p->offered = r->offered;
-    int rc = check(c, p, f);
+    int rc = check_continuation(c, p, f);
     if (rc == 0)
         rc = find_parent(c, p, r, &parent, f);
     if (rc == 0 && draft_continue(&r->draft, c->s->conversations, parent, &err) != 0)
@@ -690,7 +691,7 @@ void api_responses(struct call *c)
     if (rc == 0)
         request_note_prompt(&p, r->draft.text.text, r->draft.text.n);
     if (rc != 0) {
-        drop(r);
+        free_response(r);
         call_fault(c, &f);
         return;
     }
@@ -708,7 +709,7 @@ void api_responses(struct call *c)
 
 /* --- a kept response -------------------------------------------------------------------------- */
 
-static int get(struct call *c, const struct turn *t, struct fault *f)
+static int answer_response(struct call *c, const struct turn *t, struct fault *f)
 {
     struct json *o = NULL;
     struct err err = {0};
@@ -763,7 +764,7 @@ static int answer_path(struct call *c, const struct turn *t, const char *rest,
                        struct fault *f)
 {
     if (strcmp(c->route->method, "GET") == 0 && rest[0] == 0)
-        return get(c, t, f);
+        return answer_response(c, t, f);
     if (strcmp(rest, "input_items") == 0)
         return get_input_items(c, t, f);
     if (strcmp(rest, "restoration") == 0)
