@@ -708,15 +708,11 @@ void hcache_result_free(struct hcache_result *r);
 
 /* Computes the keys under which the state of these tokens may be stored, for a salt (NULL: none):
  * first the keys of the n / 64 full chunks in their order, then two keys of the last, unfinished
- * chunk: with the last token, and without it. Returns their number; keys has room for n / 64 +
- * 2. */
-int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                      uint8_t (*keys)[32]);
-
-/* Like hcache_chunk_keys, for a context that is truncated with these numbers
- * (hcache_result.truncation). context 0: the context is not truncated. */
-int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
-                          const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
+ * chunk: with the last token, and without it. `context`, `step` and `keep` are the numbers with
+ * which the context is truncated (hcache_result.truncation); context 0: it is not truncated.
+ * Returns the number of keys; keys has room for n / 64 + 2. */
+int hcache_chunk_keys(const struct hcache *h, int context, int step, int keep,
+                      const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32]);
 
 /* A context whose state is looked up, pinned or erased. */
 struct hcache_context {

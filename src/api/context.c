@@ -45,8 +45,8 @@ static int keys_make(const struct hcache *h, const struct hcache_context *c, str
     k->n_seen = (int)(c->n - k->cut) / STORE_CHUNK_TOKENS;
     k->all = xmalloc(((size_t)c->n / STORE_CHUNK_TOKENS + 2) * sizeof *k->all);
     k->seen = xmalloc(((size_t)k->n_seen + 1) * sizeof *k->seen);
-    k->n_all = hcache_truncated_keys(h, t->context, t->step, t->keep, c->ids, c->n, c->salt,
-                                     (void *)k->all);
+    k->n_all = hcache_chunk_keys(h, t->context, t->step, t->keep, c->ids, c->n, c->salt,
+                                 (void *)k->all);
     for (int i = 0; i < k->n_seen; i++)
         k->seen[i] = k->all[chunk_seen(k, i)];
     return 0;

@@ -25,8 +25,8 @@ static int need_store(const struct hcache *h, struct err *err)
 /* Returns the keys of all full chunks, then those of the unfinished chunk at the end: with the last
  * token and without it. Both are needed, because a sequence's last generated token has no state
  * when it ends, so the saved end may lack that token. */
-int hcache_truncated_keys(const struct hcache *h, int context, int step, int keep,
-                          const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32])
+int hcache_chunk_keys(const struct hcache *h, int context, int step, int keep,
+                      const int32_t *ids, int n, const char *salt, uint8_t (*keys)[32])
 {
     struct chain c;
     struct sha256 *out = (void *)keys;
@@ -45,12 +45,6 @@ int hcache_truncated_keys(const struct hcache *h, int context, int step, int kee
     }
     chain_deinit(&c);
     return n_keys;
-}
-
-int hcache_chunk_keys(const struct hcache *h, const int32_t *ids, int n, const char *salt,
-                      uint8_t (*keys)[32])
-{
-    return hcache_truncated_keys(h, 0, 0, 0, ids, n, salt, keys);
 }
 
 /* --- pins ------------------------------------------------------------------------------------- */

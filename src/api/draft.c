@@ -275,8 +275,8 @@ void draft_finish(const struct draft *d, const struct hcache *h,
     hcache_model_info(h, &info);
     memcpy(ids, d->ids, (size_t)d->n_ids * sizeof *ids);
     memcpy(ids + d->n_ids, r->token_ids, (size_t)r->n_tokens * sizeof *ids);
-    int n_keys = hcache_truncated_keys(h, r->truncation.context, r->truncation.step,
-                                       r->truncation.keep, ids, n, salt, (void *)keys);
+    int n_keys = hcache_chunk_keys(h, r->truncation.context, r->truncation.step,
+                                   r->truncation.keep, ids, n, salt, (void *)keys);
     t->parent = d->parent;
     t->conversation = d->conversation;
     t->input = json_text(d->input, 0);

@@ -433,8 +433,10 @@ static int compile(const struct forms *f, const struct hcache_form_opts *o,
     return rc;
 }
 
-int forms_get(struct forms *f, const struct hcache_form_opts *o, struct form **out,
-              char **unenforced, struct err *err)
+/* Sets *out to a share of the form, and *unenforced (from malloc) to the names that were left out,
+ * or NULL. Returns the errors of hcache_form_create. */
+static int forms_get(struct forms *f, const struct hcache_form_opts *o, struct form **out,
+                     char **unenforced, struct err *err)
 {
     struct textbuf loose = {0};
     struct grammar *g;
@@ -468,7 +470,7 @@ int forms_get(struct forms *f, const struct hcache_form_opts *o, struct form **o
 int hcache_form_create(struct hcache *h, const struct hcache_form_opts *o,
                        struct hcache_form **out, char **unenforced, struct hcache_err *err)
 {
-    struct form *form;
+    struct form *form = NULL;
     char *names = NULL;
     *out = NULL;
     if (h->forms == NULL)

@@ -23,9 +23,4 @@ struct forms *forms_create(const struct tokenizer *t, const struct answer_syntax
 /* All shares of forms have been released, but for those that are kept here. NULL is allowed. */
 void forms_destroy(struct forms *f);
 
-/* Sets *out to a share of the form, and *unenforced (from malloc) to the names that were left out,
- * or NULL. Returns the errors of hcache_form_create. */
-int forms_get(struct forms *f, const struct hcache_form_opts *o, struct form **out,
-              char **unenforced, struct err *err);
-
 #endif

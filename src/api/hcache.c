@@ -14,7 +14,6 @@
 #include "base/json.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/log.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "model/pass.h"
@@ -110,19 +109,11 @@ static int before_weights(void *arg, const struct model *m, struct err *err)
     return rc == 0 && o->ahead != NULL ? check_ahead(o->ahead, m, err) : rc;
 }
 
-static void say(const struct hcache_opts *o, const char *text)
-{
-    if (o->warn != NULL)
-        o->warn(o->warn_arg, text);
-    else
-        fprintf(stderr, "%s\n", text);
-}
-
 static void say_memory(const struct hcache_opts *o, const struct stack *k)
 {
     char text[400];
     stack_describe(k, text, sizeof text);
-    say(o, text);
+    stack_note(o, text);
 }
 
 /* Prints the parts of the start that took time. */
@@ -140,15 +131,7 @@ static void say_start(const struct hcache_opts *o, const struct hcache *h)
     }
     if (at < (int)sizeof text)
         snprintf(text + at, sizeof text - (size_t)at, " together %.1f", all);
-    say(o, text);
-}
-
-static void warn(const struct hcache_opts *o, const char *text)
-{
-    if (o->warn != NULL)
-        o->warn(o->warn_arg, text);
-    else
-        log_warn("%s", text);
+    stack_note(o, text);
 }
 
 /* Warns if the context is longer than the model's own: no room is made for the excess. */
@@ -160,7 +143,7 @@ static void warn_context(const struct hcache_opts *o, const struct stack *k)
     snprintf(text, sizeof text,
              "a context of %d tokens was asked for; the model's own maximum of %d is used",
              o->max_context, k->model->max_ctx);
-    warn(o, text);
+    stack_warn(o, text);
 }
 
 /* With a lower throttle, opening would seem to hang: it reads 40 KB even from an empty store. */
@@ -175,20 +158,18 @@ static int check_opts(const struct hcache_opts *o, struct err *err)
 {
     if (o->model == NULL)
         return err_set(err, ERR_USAGE, "no model is given");
-    if (o->threads < 0 || o->threads > 1024)
-        return err_set(err, ERR_USAGE, "threads is %d; it must be 0 to 1024", o->threads);
-    if (o->tensor_parallel < 0 || o->tensor_parallel > MAX_RANKS)
-        return err_set(err, ERR_USAGE, "tensor_parallel is %d; it must be 0 to %d",
-                       o->tensor_parallel, MAX_RANKS);
-    if (o->pipeline_parallel < 0 || o->pipeline_parallel > MAX_STAGES)
-        return err_set(err, ERR_USAGE, "pipeline_parallel is %d; it must be 0 to %d",
-                       o->pipeline_parallel, MAX_STAGES);
-    if (o->max_sequences < 0 || o->max_sequences > STACK_MAX_SEQUENCES)
-        return err_set(err, ERR_USAGE, "max_sequences is %d; it must be 0 to %d",
-                       o->max_sequences, STACK_MAX_SEQUENCES);
-    if (o->max_context < 0)
-        return err_set(err, ERR_USAGE, "max_context is %d; it must not be negative",
-                       o->max_context);
+    const struct {
+        const char *name;
+        int value, most;
+    } counts[] = {{"threads", o->threads, 1024},
+                  {"tensor_parallel", o->tensor_parallel, MAX_RANKS},
+                  {"pipeline_parallel", o->pipeline_parallel, MAX_STAGES},
+                  {"max_sequences", o->max_sequences, STACK_MAX_SEQUENCES},
+                  {"max_context", o->max_context, INT32_MAX}};
+    for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
+        if (counts[i].value < 0 || counts[i].value > counts[i].most)
+            return err_set(err, ERR_USAGE, "%s is %d; it must be 0 to %d", counts[i].name,
+                           counts[i].value, counts[i].most);
     if (o->kv_tokens > HCACHE_MAX_KV_TOKENS)
         return err_set(err, ERR_USAGE, "kv_tokens is %llu; it must be at most %d",
                        (unsigned long long)o->kv_tokens, HCACHE_MAX_KV_TOKENS);
@@ -288,7 +269,8 @@ int hcache_open_shared(const struct hcache_opts *o, struct hcache_shared *shared
         .user = *o, .check = before_weights, .check_arg = h, .spans = &h->spans};
     so.shared = shared != NULL ? &shared->k : NULL;
     if (o->throttle_bytes_per_s > 0 && o->n_store == 0) {
-        warn(o, "throttle limits the reads of a store; without a store it has no effect");
+        stack_warn(
+            o, "throttle limits the reads of a store; without a store it has no effect");
         so.user.throttle_bytes_per_s = 0;
     }
     rc = chat_drop_open(&h->drop, o->drop_system, hcache_inner(err));

@@ -285,8 +285,8 @@ struct sha256 retoken_end_key(const struct hcache *h, int context, int step, int
                               const int32_t *ids, int n, const char *state_salt)
 {
     struct sha256 *keys = xmalloc(((size_t)n / 64 + 2) * sizeof *keys), end = {{0}};
-    int n_keys = hcache_truncated_keys(h, context, step, keep, ids, n, state_salt,
-                                       (void *)keys);
+    int n_keys = hcache_chunk_keys(h, context, step, keep, ids, n, state_salt,
+                                   (void *)keys);
     /* The last key is that without the last token. If that token begins a chunk, the chunk before
      * it is full, and there is only the key with it. */
     bool begins = n % 64 == 1 && n_keys > 1;

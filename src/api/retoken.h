@@ -40,7 +40,7 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   struct retoken_mark out[RETOKEN_MAX_MARKS]);
 
 /* Returns the key of the chunk in which the tokens ids[0, n - 1) end: a sequence's last token has
- * no state. The other numbers are those of hcache_truncated_keys. */
+ * no state. The other numbers are those of hcache_chunk_keys. */
 struct sha256 retoken_end_key(const struct hcache *h, int context, int step, int keep,
                               const int32_t *ids, int n, const char *state_salt);
 

@@ -29,12 +29,17 @@
 /* Default size of the staging memory for restores. */
 #define STAGING_BYTES ((size_t)64 << 20)
 
-static void say(const struct stack *k, const char *text)
+void stack_warn(const struct hcache_opts *o, const char *text)
 {
-    if (k->o.user.warn != NULL)
-        k->o.user.warn(k->o.user.warn_arg, text);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
     else
         log_warn("%s", text);
+}
+
+static void say(const struct stack *k, const char *text)
+{
+    stack_warn(&k->o.user, text);
 }
 
 static void warn(void *arg, const char *text)
@@ -42,11 +47,10 @@ static void warn(void *arg, const char *text)
     say(arg, text);
 }
 
-/* Like say, for a line that is no warning. */
-static void note(const struct stack *k, const char *text)
+void stack_note(const struct hcache_opts *o, const char *text)
 {
-    if (k->o.user.warn != NULL)
-        k->o.user.warn(k->o.user.warn_arg, text);
+    if (o->warn != NULL)
+        o->warn(o->warn_arg, text);
     else
         fprintf(stderr, "%s\n", text);
 }
@@ -192,7 +196,7 @@ static int before_weights(void *arg, const struct model *m, const struct model_n
 {
     struct stack *k = arg;
     if (m->note[0] != 0)
-        note(k, m->note);
+        stack_note(&k->o.user, m->note);
     make_window_store(k, m);
     widen_steps(k, m);
     struct memory_ask a = ask_of(k, m, need);

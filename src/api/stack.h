@@ -108,6 +108,11 @@ int stack_open(const struct stack_opts *o, struct stack *out, struct err *err);
  * also after a failed open. */
 void stack_close(struct stack *k);
 
+/* Pass a line to the caller's `warn`. Without it a warning is logged, and a note, which is no
+ * warning, goes to stderr. */
+void stack_warn(const struct hcache_opts *o, const char *text);
+void stack_note(const struct hcache_opts *o, const char *text);
+
 /* Returns the options with which the device is opened. */
 struct device_opts stack_device_opts(const struct hcache_opts *o);
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -61,18 +60,19 @@ static bool take_job(struct worker_thread *t, struct job *out)
     return false;
 }
 
-/* Waits for the next job. Returns false if there is none at the time `until`, which is the time to
- * tidy up, or if the worker stops: *end is then set, and the thread ends. */
-static bool next_job(struct worker_thread *t, const struct timespec *until, struct job *out,
-                     bool *end)
+/* Waits for the next job. Returns false if there is none at until_ns, which is the time to tidy up
+ * (0: never), or if the worker stops: *end is then set, and the thread ends. */
+static bool next_job(struct worker_thread *t, int64_t until_ns, struct job *out, bool *end)
 {
     struct worker *w = t->owner;
-    int rc = 0;
+    bool is_late = false;
     pthread_mutex_lock(&w->lock);
     bool found = take_job(t, out);
-    while (!found && !w->stopping && rc == 0) {
-        rc = until != NULL ? pthread_cond_timedwait(&w->change, &w->lock, until)
-                           : pthread_cond_wait(&w->change, &w->lock);
+    while (!found && !w->stopping && !is_late) {
+        if (until_ns == 0)
+            pthread_cond_wait(&w->change, &w->lock);
+        else
+            is_late = clock_cond_wait(&w->change, &w->lock, until_ns - clock_now_ns());
         found = take_job(t, out);
     }
     *end = !found && w->stopping;
@@ -95,34 +95,23 @@ static void run_job(const struct job *j)
         mem_trim();
 }
 
-/* Returns whether the time has passed, by the monotonic clock, which cannot be set. */
-static bool is_past(const struct timespec *t)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec >= t->tv_sec;
-}
-
 static void *worker_main(void *arg)
 {
     struct worker_thread *t = arg;
     struct worker *w = t->owner;
-    struct timespec at = {0}, *until = NULL;
-    bool end = false;
+    bool tidies = w->o.tidy != NULL && t == &w->threads[0], end = false;
+    int64_t until_ns = tidies; /* 1: the time to tidy up has come */
     /* On Linux a thread has a priority of its own. If the system refuses the change, only the
      * priority is lost. */
     if (t->o.nice > getpriority(PRIO_PROCESS, (id_t)gettid()) && t->o.nice != 0)
         (void)setpriority(PRIO_PROCESS, (id_t)gettid(), t->o.nice);
-    if (w->o.tidy != NULL && t == &w->threads[0])
-        until = &at; /* the time to tidy up has come */
     while (!end) {
         struct job j;
-        if (next_job(t, until, &j, &end))
+        if (next_job(t, until_ns, &j, &end))
             run_job(&j);
-        if (!end && until != NULL && is_past(until)) {
+        if (!end && tidies && clock_now_ns() >= until_ns) {
             w->o.tidy(w->o.arg);
-            clock_gettime(CLOCK_MONOTONIC, until);
-            until->tv_sec += w->o.period_s;
+            until_ns = clock_now_ns() + w->o.period_s * INT64_C(1000000000);
         }
     }
     return NULL;

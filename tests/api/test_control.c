@@ -67,7 +67,7 @@ static int keys_of(struct hcache *h, int seed, int n, const char *salt, uint8_t 
 {
     int32_t ids[N];
     make_ids(ids, seed);
-    return hcache_chunk_keys(h, ids, n, salt, keys);
+    return hcache_chunk_keys(h, 0, 0, 0, ids, n, salt, keys);
 }
 
 static struct hcache_cache_stats stats_of(struct hcache *h, const char *salt)

@@ -7,6 +7,7 @@
 
 #include "server/auth.h"
 #include "api/sse.h"
+#include "base/json.h"
 
 TEST(keys_open)
 {
@@ -111,11 +112,9 @@ TEST(the_salt_is_an_hmac)
 TEST(events_are_framed)
 {
     struct textbuf b = {0};
-    sse_event(&b, "x");
-    sse_event(&b, "a\nb\r\nc\rd");
-    sse_event(&b, "");
+    sse_json(&b, json_make("{a: 'x', b: %s}", "1\n2\r\n\xE2\x80\xA8"));
     sse_done(&b);
     assert_string_equal(
-        b.p, "data: x\n\ndata: a\ndata: b\ndata: c\ndata: d\n\ndata: \n\ndata: [DONE]\n\n");
+        b.p, "data: {\"a\": \"x\", \"b\": \"1\\n2\\r\\n\\u2028\"}\n\ndata: [DONE]\n\n");
     textbuf_free(&b);
 }

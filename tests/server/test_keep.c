@@ -329,7 +329,8 @@ static void keep_turn(struct server *s, const char *name, int seed)
     t->input = xstrdup("[]");
     t->output = xstrdup("[]");
     t->keys = xcalloc(CHUNKS + 2, sizeof *t->keys);
-    t->n_keys = hcache_chunk_keys(atomic_load(&s->h), ids, N, NULL, (void *)t->keys);
+    t->n_keys = hcache_chunk_keys(atomic_load(&s->h), 0, 0, 0, ids, N, NULL,
+                                  (void *)t->keys);
     if (turn_add(s->conversations, "", t, NULL, &branched, &err) != 0)
         fail_msg("%s", err.msg);
     turn_free(t);
