@@ -152,12 +152,13 @@ static void decode_k(const uint8_t *b, const uint8_t *high, const uint8_t *q, fl
         scale_min(b + 4, j, &scale, &min);
         float ds = d * (float)scale, m = dmin * (float)min;
         const uint8_t *part = q + 32 * (j / 2);
-        for (int i = 0; i < 32; i++) {
-            int v = j % 2 == 0 ? part[i] & 15 : part[i] >> 4;
-            if (high != NULL)
-                v |= (high[i] >> j & 1) << 4;
-            y[32 * j + i] = ds * (float)v - m;
-        }
+        int shift = j % 2 * 4, v[32];
+        for (int i = 0; i < 32; i++)
+            v[i] = part[i] >> shift & 15;
+        for (int i = 0; i < 32 && high != NULL; i++)
+            v[i] |= (high[i] >> j & 1) << 4;
+        for (int i = 0; i < 32; i++)
+            y[32 * j + i] = ds * (float)v[i] - m;
     }
 }
 
@@ -178,13 +179,17 @@ static void decode_q6_k(const uint8_t *b, float *y, size_t n)
     for (; n > 0; n--, b += 210, y += 256) {
         const uint8_t *low = b, *high = b + 128, *scales = b + 192;
         float d = half(b + 208);
-        for (int i = 0; i < 256; i++) {
-            /* each part has 128 elements: 64 bytes of low bits, 32 of high bits */
-            int part = i / 128, k = i % 128;
-            int lo = low[64 * part + k % 64] >> (k < 64 ? 0 : 4) & 15;
-            int hi = high[32 * part + k % 32] >> 2 * (k / 32) & 3;
-            float ds = d * (float)(int8_t)scales[i / 16];
-            y[i] = ds * (float)((lo | hi << 4) - 32);
+        /* Each half of the block has 64 bytes of low bits, and 32 of high bits. */
+        for (int s = 0; s < 16; s++) { /* 16 numbers with the same scale */
+            const uint8_t *lo = low + s / 8 * 64 + s % 4 * 16,
+                          *hi = high + s / 8 * 32 + s % 2 * 16;
+            int to_low = s % 8 / 4 * 4, to_high = s % 8 / 2 * 2;
+            float ds = d * (float)(int8_t)scales[s];
+            int v[16];
+            for (int i = 0; i < 16; i++)
+                v[i] = (lo[i] >> to_low & 15) | (hi[i] >> to_high & 3) << 4;
+            for (int i = 0; i < 16; i++)
+                y[16 * s + i] = ds * (float)(v[i] - 32);
         }
     }
 }
