@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -324,6 +325,8 @@ static void *write_image(void *arg)
     struct header h = {.key = im->key, .n_bytes = im->n_bytes};
     size_t n = n_sums(im->n_bytes) * sizeof(uint64_t);
     char from[32], *path = path_of(im->folder, &im->key);
+    /* A thread inherits a real-time policy, which would ignore the priority. */
+    (void)sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), LOWEST_PRIORITY);
     im->sums = xcalloc(1, n);
     int rc = write_pieces(im);

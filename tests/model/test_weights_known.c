@@ -2,12 +2,13 @@
  * is hashed again; one that is cut or rewritten while it is read is refused.  An image of the
  * weights is made and mapped, and a change to the image is noticed.
  *
- * This file defines pread, which harms the file in the middle of a loading, and clock_gettime, by
- * which the file's last change seems long ago. */
+ * This file defines pread, which harms the file in the middle of a loading, clock_gettime, by which
+ * the file's last change seems long ago, and linkat, by which an image gets its name. */
 #include "tests/unit.h"
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -68,6 +69,14 @@ ssize_t pread(int fd, void *to, size_t n, off_t at)
         close(w);
     }
     return (ssize_t)syscall(SYS_pread64, fd, to, n, at);
+}
+
+static int writers_policy; /* of the thread that wrote the last image */
+
+int linkat(int from_dir, const char *from, int to_dir, const char *to, int flags)
+{
+    writers_policy = sched_getscheduler(0);
+    return (int)syscall(SYS_linkat, from_dir, from, to_dir, to, flags);
 }
 
 /* --- a file with a large table ---------------------------------------------------------------- */
@@ -283,6 +292,15 @@ TEST_WITH(a_second_start_maps_the_image, begin, tempdir_end)
     write_with_rows(ROWS);
     assert_false(load_imaged(logits));
     assert_int_equal(images(image), 2);
+}
+
+TEST_WITH(a_real_time_policy_is_not_that_of_the_image, begin, tempdir_end)
+{
+    const struct sched_param none = {0};
+    assert_int_equal(sched_setscheduler(0, SCHED_BATCH, &none), 0);
+    begin_images();
+    assert_int_equal(sched_setscheduler(0, SCHED_OTHER, &none), 0);
+    assert_int_equal(writers_policy, SCHED_OTHER);
 }
 
 TEST_WITH(a_damaged_image_is_made_anew, begin, tempdir_end)
