@@ -19,6 +19,11 @@
 enum { N_PANELS = 8, MAX_K = 768, STREAM_AHEAD = 4736 };
 static _Alignas(64) const uint8_t weights[N_PANELS * PANEL * MAX_K];
 
+/* What a strip prefetches of the panels that are read next; 0 lines: nothing is shared. */
+static struct {
+    size_t ahead, fetch_lines;
+} shared;
+
 /* Runs a kernel for few rows on m rows by some panels of k weights. */
 static void product(void (*kernel)(const struct quant_tile *t), enum dtype dtype, int m,
                     int64_t k, int n_panels, bool into_l2)
@@ -35,6 +40,8 @@ static void product(void (*kernel)(const struct quant_tile *t), enum dtype dtype
                            .panel_bytes = quant_panel_bytes(dtype, k),
                            .fetch_into_l2 = into_l2,
                            .n_panels = n_panels,
+                           .ahead = shared.ahead,
+                           .fetch_lines = shared.fetch_lines,
                            .c = c,
                            .ldc = N_PANELS * PANEL,
                            .n_cols = n_panels * PANEL};
@@ -105,6 +112,21 @@ TEST(a_block_fetches_a_block_further_on)
     for (int i = 0; i < N_TYPES; i++)
         for (int m = 1; m <= 4; m++)
             check_direct(types[i], m, m == 1 ? 4 : 2, scale_lines[i]);
+}
+
+TEST(a_strip_fetches_its_lines_of_the_next_panels)
+{
+    enum { K = 288, LINES = 3 };
+    size_t panel_bytes = quant_panel_bytes(DTYPE_Q8, K);
+    shared.ahead = 2 * panel_bytes + 640;
+    shared.fetch_lines = LINES;
+    product(direct, DTYPE_Q8, 3, K, 4, false);
+    for (size_t p = 2; p < 6; p += 2)
+        for (size_t line = 0; line < K / Q8_BLOCK * LINES; line++)
+            for (size_t j = p; j < p + 2; j++)
+                fetch_want(weights + j * panel_bytes + 640 + 64 * line, 2);
+    shared.fetch_lines = 0;
+    fetch_check(weights);
 }
 
 TEST(a_stream_fetches_each_line_once)

@@ -20,8 +20,12 @@
  * one after another needs larger tiles only to take fewer of them. */
 #define DIRECT_N_PANELS 4
 #define STREAM_N_PANELS 2
-/* From this many rows on kernels with strip_rows take one panel at a time. */
-#define ONE_PANEL_ROWS 5
+/* Rows of a strip at most, if there are several: more fill the registers with one panel. */
+#define STRIP_ROWS 6
+/* Panels that all strips take before the next ones. From FETCH_ROWS rows on, the next panels are
+ * prefetched during the whole time in which these are read. */
+#define STRIP_PANELS 2
+#define FETCH_ROWS   5
 
 size_t quant_panel_bytes(enum dtype t, int64_t k)
 {
@@ -133,19 +137,22 @@ static void run_blocked(void *arg, int thread_idx, int n_threads)
     }
 }
 
-/* Returns the panels that all strips take before the next ones: they stay in the caches. */
-static int step_panels(const struct quant_job *job)
+/* Makes strip i of n prefetch a part of the next panels.  The parts overlap: a line that is
+ * prefetched once is often not there in time, so most are prefetched two or three times. */
+static void share_fetches(struct quant_tile *t, int i, int n)
 {
-    bool one = job->m / job->n_strips >= ONE_PANEL_ROWS && job->kernels->strip_rows > 0;
-    return one ? 1 : job->n_strips > 1 ? 2 : DIRECT_N_PANELS;
+    size_t lines = t->panel_bytes / 64, blocks = (size_t)quant_blocks_of(t->k),
+           part = MIN(lines, lines * 5 / 2 / (size_t)n);
+    t->fetch_lines = (part + blocks - 1) / blocks;
+    t->ahead = STRIP_PANELS * t->panel_bytes + 64 * (lines * (size_t)i / (size_t)n);
 }
 
 /* Takes the rows of a tile through `direct`, strip by strip. */
 static void run_strips(const struct quant_job *job, const struct quant_tile *all)
 {
     const struct quant_kernels *k = job->kernels;
+    int n_strips = job->n_strips, step = n_strips > 1 ? STRIP_PANELS : all->n_panels;
     void (*direct)(const struct quant_tile *) = job->streams ? k->direct_stream : k->direct;
-    int n_strips = job->n_strips, step = n_strips > 1 ? step_panels(job) : all->n_panels;
     for (int p = 0; p < all->n_panels; p += step)
         for (int i = 0; i < n_strips; i++) {
             int r0 = all->m * i / n_strips, r1 = all->m * (i + 1) / n_strips;
@@ -158,6 +165,8 @@ static void run_strips(const struct quant_job *job, const struct quant_tile *all
             t.c += r0 * t.ldc + col;
             t.n_cols = MIN(all->n_cols - col, (int64_t)t.n_panels * PANEL);
             t.bias = all->bias != NULL ? all->bias + col : NULL;
+            if (all->m >= FETCH_ROWS)
+                share_fetches(&t, i, n_strips);
             direct(&t);
         }
 }
@@ -213,12 +222,16 @@ static void multiply_rows(struct quant_job *job)
     job->x = (int16_t *)scratch_packed(job->s);
     job->direct = job->m <= most_direct_rows(job);
     job->n_row_tiles = 1;
-    job->streams = job->direct && job->kernels->direct_stream != NULL &&
-                   cpu_reads_one_stream();
-    job->n_strips = (job->m + job->kernels->direct_rows - 1) / job->kernels->direct_rows;
-    int step = step_panels(job);
-    bool reads = step == DIRECT_N_PANELS; /* memory takes longer than arithmetic */
-    job->tile_panels = job->streams && reads ? STREAM_N_PANELS : step;
+    int most = job->kernels->direct_rows;
+    most = job->m > most ? MIN(most, STRIP_ROWS) : most;
+    job->n_strips = (job->m + most - 1) / most;
+    job->streams = job->direct && job->n_strips == 1 &&
+                   job->kernels->direct_stream != NULL && cpu_reads_one_stream();
+    /* whether memory takes longer than arithmetic */
+    bool reads = job->m < FETCH_ROWS || job->kernels->strip_rows == 0;
+    job->tile_panels = !reads         ? STRIP_PANELS
+                       : job->streams ? STREAM_N_PANELS
+                                      : DIRECT_N_PANELS;
     if (!job->direct)
         cut_many(job);
     rows_run(job->s, job->m, job->m * job->a.cols, round_rows, job);

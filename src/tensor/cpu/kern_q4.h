@@ -339,7 +339,10 @@ INLINE void direct_k_block(v16 (*acc)[WIDE_MAX], const struct quant_tile *t,
     EACH_ROW EACH_PANEL part[r][j] = v_zero();
     for (int b = 0; b < n_blocks; b++) {
         const uint8_t *w[WIDE_MAX];
-        direct_fetch(t, dtype, panel, at, b, n_blocks, n_rows, n_panels, stream);
+        if (!stream && t->fetch_lines > 0)
+            next_fetch(t, panel, (size_t)(k / Q4_BLOCK + b), n_panels);
+        else
+            direct_fetch(t, dtype, panel, at, b, n_blocks, n_rows, n_panels, stream);
         EACH_PANEL w[j] = panel[j] + at + (size_t)b * q4_number_bytes(dtype);
         if (dtype == DTYPE_Q6_K) {
             direct_block6(part, x, w, panel, scales, b, n_rows, n_panels);
@@ -394,7 +397,7 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
             direct_panels(t, DTYPE_##T, p, R, 1, true);                                    \
     }
 #if Q4_DIRECT == 1
-#define DIRECT_ROWS(T) DIRECT(T, 1, 1)
+#define DIRECT_ROWS(T, WIDE_7) DIRECT(T, 1, 1)
 #define FROM_2(HOW, T)
 #else
 #define DIRECT_4(T)                                                                        \
@@ -404,26 +407,26 @@ INLINE void direct_panels(const struct quant_tile *t, enum dtype dtype, int p, i
     DIRECT(T, 4, Q4_WIDE_4)
 #define FROM_2(HOW, T) , HOW##_##T##_2, HOW##_##T##_3, HOW##_##T##_4 FROM_5(HOW, T)
 #if Q4_DIRECT == 8
-#define DIRECT_ROWS(T)                                                                     \
+#define DIRECT_ROWS(T, WIDE_7)                                                             \
     DIRECT_4(T)                                                                            \
-    DIRECT(T, 5, 1)                                                                        \
-    DIRECT(T, 6, 1)                                                                        \
-    DIRECT(T, 7, 1)                                                                        \
-    DIRECT(T, 8, 1)
+    DIRECT(T, 5, 2)                                                                        \
+    DIRECT(T, 6, 2)                                                                        \
+    DIRECT(T, 7, WIDE_7)                                                                   \
+    DIRECT(T, 8, WIDE_7)
 #define FROM_5(HOW, T) , HOW##_##T##_5, HOW##_##T##_6, HOW##_##T##_7, HOW##_##T##_8
 #else
-#define DIRECT_ROWS DIRECT_4
+#define DIRECT_ROWS(T, WIDE_7) DIRECT_4(T)
 #define FROM_5(HOW, T)
 #endif
 #endif
-DIRECT_ROWS(Q8)
-DIRECT_ROWS(Q4_0)
-DIRECT_ROWS(Q4_1)
-DIRECT_ROWS(Q4_K)
-DIRECT_ROWS(Q6_K)
-DIRECT_ROWS(MXFP4)
-DIRECT_ROWS(IQ4_NL)
-DIRECT_ROWS(IQ4_XS)
+DIRECT_ROWS(Q8, 2)
+DIRECT_ROWS(Q4_0, 2)
+DIRECT_ROWS(Q4_1, 1)
+DIRECT_ROWS(Q4_K, 1)
+DIRECT_ROWS(Q6_K, 1)
+DIRECT_ROWS(MXFP4, 1)
+DIRECT_ROWS(IQ4_NL, 1)
+DIRECT_ROWS(IQ4_XS, 1)
 #undef DIRECT_ROWS
 #undef DIRECT
 

@@ -8,8 +8,8 @@
 #define EACH_ROW   _Pragma("GCC unroll 8") for (int r = 0; r < n_rows; r++)
 #define EACH_PANEL _Pragma("GCC unroll 4") for (int j = 0; j < n_panels; j++)
 /* Prefetch distance, as in kern_matmul.h. It is not a power of two: 2 and 4 KiB were up to a tenth
- * slower than smaller or larger distances (docs/perf/). From 5 rows on a single panel is read. */
-#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : (n_rows) <= 4 ? 4352 : 12608)
+ * slower than smaller or larger distances (docs/perf/). More than 4 rows prefetch otherwise. */
+#define FETCH_BYTES(n_rows) ((n_rows) <= 2 ? 3072 : 4352)
 
 /* --- rounding -------------------------------------------------------------------------------- */
 
@@ -49,6 +49,15 @@ INLINE size_t fetch_offset(const struct quant_tile *t, size_t at, int n_rows, in
 {
     at += FETCH_BYTES(n_rows);
     return at < t->panel_bytes ? at : at + (size_t)(n_panels - 1) * t->panel_bytes;
+}
+
+/* Prefetches a strip's share of the panels that all strips read next (quant.h). */
+INLINE void next_fetch(const struct quant_tile *t, const uint8_t *const *panel,
+                       size_t block, int n_panels)
+{
+    size_t at = t->ahead + 64 * block * t->fetch_lines;
+    for (size_t i = 0; i < t->fetch_lines; i++)
+        EACH_PANEL __builtin_prefetch(panel[j] + at + 64 * i, 0, 2);
 }
 
 /* Prefetches for kernels that read one panel after another, which is one stream of memory.  Call it

@@ -22,6 +22,8 @@ static inline __m512i i_dot2_512(__m512i sum, __m512i w, __m512i z)
 }
 
 #include "tensor/cpu/vec_nib_avx512.h"
+#undef Q4_STRIPS
+#define Q4_STRIPS 16 /* more rows have more than one tile */
 
 #include "tensor/cpu/kern_math.h"
 #include "tensor/cpu/kern_q4.h"

@@ -29,6 +29,10 @@ struct quant_tile {
     size_t panel_bytes;
     bool fetch_into_l2; /* result of cpu_fetches_into_l2 */
     int n_panels;
+    /* While a block is read, `direct` prefetches fetch_lines lines for each panel: those of block i
+     * begin i * fetch_lines lines after the address that lies `ahead` bytes further on.
+     * 0 lines: a fixed distance ahead. */
+    size_t ahead, fetch_lines;
     float *c; /* first element of the tile */
     int64_t ldc;
     int64_t n_cols;    /* columns that exist: at most n_panels * 16 */
@@ -54,7 +58,7 @@ struct quant_kernels {
     const char *name;
     bool (*runs_here)(void);
     int direct_rows; /* rows that `direct` takes at most */
-    /* Products of at most this many rows use `direct`, in strips of direct_rows, and larger ones
+    /* Products of at most this many rows use `direct`, in strips, and larger ones
      * `blocked`.  0: direct_rows.  Not for q6_k. */
     int strip_rows;
 

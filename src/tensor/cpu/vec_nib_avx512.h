@@ -16,9 +16,10 @@
 #define Q4_WIDE_1 4
 #define Q4_WIDE_2 4
 #define Q4_WIDE_4 2
-/* Five to eight rows take one panel: 8 sums of integers and 8 of floats. */
+/* Seven and eight rows take one panel, 8 sums of integers and 8 of floats, or two of types without
+ * minimums. */
 #define Q4_DIRECT 8
-#define Q4_STRIPS 16
+#define Q4_STRIPS 24
 /* The steps of a block: in a loop gcc copies all sums at every step. */
 #define Q4_UNROLL _Pragma("GCC unroll 8")
 
