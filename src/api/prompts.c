@@ -106,15 +106,14 @@ static int render_chat(const struct client *c, struct gen_params *p, struct prom
     return rc;
 }
 
-static int encode_chat(const struct client *c, struct gen_params *p, struct prompts *ps,
-                       struct fault *f)
+int prompts_encode(const struct client *c, const struct prompt_text *text,
+                   struct prompt_ids *out, char *what, struct prompt_date *date,
+                   struct fault *f)
 {
     struct hcache_err err = {0};
-    if (retoken_encode(c->h, c->answers, c->salt, &ps->text, &ps->p[0], ps->what, &err) !=
-        0)
+    if (retoken_encode(c->h, c->answers, c->salt, text, out, what, &err) != 0)
         return fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
-    ps->n = 1;
-    date_locate(c->h, &ps->text, &ps->p[0], &p->date);
+    date_locate(c->h, text, out, date);
     return 0;
 }
 
@@ -296,7 +295,10 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
         p->messages = NULL;
         json_drop(body, "messages");
     }
-    return rc == 0 ? encode_chat(c, p, out, f) : rc;
+    if (rc == 0)
+        rc = prompts_encode(c, &out->text, &out->p[0], out->what, &p->date, f);
+    out->n = rc == 0;
+    return rc;
 }
 
 void prompts_deinit(struct prompts *ps)

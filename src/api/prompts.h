@@ -22,6 +22,13 @@ int prompts_read(const struct client *c, struct gen_params *p, struct json *body
                  struct prompts *out, struct fault *f);
 void prompts_deinit(struct prompts *ps);
 
+/* Tokenizes the text of a chat; earlier answers have the tokens that were generated. Sets *out,
+ * whose ids the caller frees, what[200] to a miss reason or "", and *date to the place of the date
+ * in the prompt. Returns 0, or -1 with *f. */
+int prompts_encode(const struct client *c, const struct prompt_text *text,
+                   struct prompt_ids *out, char *what, struct prompt_date *date,
+                   struct fault *f);
+
 /* Returns -1 with the reason in *f: a server on h does not truncate the contexts of requests. */
 int prompts_refuse_truncation(const struct hcache *h, struct fault *f);
 /* Returns 0, or -1 with *f if the request asks for truncation and `how` has no ratio. */

@@ -71,7 +71,6 @@ static int from_messages(struct call *c, const struct json *body, struct subject
                          struct fault *f)
 {
     bool truncates = s->truncation.ratio > 0;
-    struct hcache_err err = {0};
     struct prompt_text text = {0};
     char what[200];
     struct chat_source source = {.messages = json_member(body, "messages"),
@@ -85,11 +84,9 @@ static int from_messages(struct call *c, const struct json *body, struct subject
         prompt_keep(prompt_system_tokens(call_model(c), source.messages), &s->truncation);
     if (rc == 0)
         rc = prompt_fits(call_model(c), truncates, text.text, text.n, "messages", f);
-    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, &text, &s->prompt,
-                                  what, &err) != 0)
-        rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
+    struct client client = call_client(c);
     if (rc == 0)
-        date_locate(call_model(c), &text, &s->prompt, &s->date);
+        rc = prompts_encode(&client, &text, &s->prompt, what, &s->date, f);
     prompt_text_deinit(&text);
     return rc;
 }
@@ -258,15 +255,6 @@ static void route(struct call *c, const char *const *names, bool needs_prompt,
     subject_deinit(&s);
 }
 
-static int refuse_store(const struct hcache_err *err, struct fault *f)
-{
-    bool is_ours = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ||
-                   err->code == HCACHE_E_USAGE;
-    int status = is_ours ? 400 : 500;
-    return fault_set(f, status, status == 400 ? "unsupported_value" : NULL, NULL, "%s",
-                     err->msg);
-}
-
 /* --- looking up ------------------------------------------------------------------------------- */
 
 static int answer_lookup(struct call *c, struct subject *s, struct fault *f)
@@ -275,7 +263,7 @@ static int answer_lookup(struct call *c, struct subject *s, struct fault *f)
     struct hcache_found found;
     const struct hcache_context context = context_of(s);
     if (hcache_cache_lookup(call_model(c), &context, &found, &err) != 0)
-        return refuse_store(&err, f);
+        return keep_store_fault(&err, f);
     date_explain(&s->date, found.differs_at, found.why, sizeof found.why);
     struct json *o = json_make("{object: 'cache.lookup', prompt_tokens: %d, "
                                "truncated_tokens: %d, wanted_tokens: %d}",
@@ -430,7 +418,7 @@ static int answer_erasing(struct call *c, const char *name, int rc,
             "noted on disk (%.90s): erase them again then",
             (long long)gone->n_owed, err->msg, gone->not_noted_because);
     if (rc != 0 && !gone->is_noted)
-        return refuse_store(err, f);
+        return keep_store_fault(err, f);
     put_erased(c, name, gone, rc != 0 ? err : NULL);
     return 0;
 }

@@ -540,7 +540,6 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
                        struct prompt_ids *prompt, struct prompt_text *text, char *what,
                        struct fault *f)
 {
-    struct hcache_err err = {0};
     int rc = prompts_check_truncation(p, call_model(c), &c->truncation, f);
     bool truncates = request_truncates(p, &c->truncation);
     if (rc == 0)
@@ -567,11 +566,9 @@ static int make_prompt(struct call *c, struct gen_params *p, struct dialog_text 
         json_drop(c->json, "messages");
         p->messages = NULL;
     }
-    if (rc == 0 && retoken_encode(call_model(c), c->s->answers, c->salt, text, prompt, what,
-                                  &err) != 0)
-        rc = fault_refuse(f, err.code, "messages", "'messages': %s", err.msg);
+    struct client client = call_client(c);
     if (rc == 0)
-        date_locate(call_model(c), text, prompt, &p->date);
+        rc = prompts_encode(&client, text, prompt, what, &p->date, f);
     if (rc == 0)
         set_breakpoints(c, d, text, prompt);
     return rc;

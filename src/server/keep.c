@@ -64,6 +64,14 @@ const char *keep_split(char *tail)
 
 /* --- saved state ------------------------------------------------------------------------------ */
 
+int keep_store_fault(const struct hcache_err *err, struct fault *f)
+{
+    bool is_clients = err->code == HCACHE_E_UNSUPPORTED || err->code == HCACHE_E_LIMIT ||
+                      err->code == HCACHE_E_USAGE;
+    return fault_set(f, is_clients ? 400 : 500, is_clients ? "unsupported_value" : NULL,
+                     NULL, "%s", err->msg);
+}
+
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
              int *n_tokens, struct fault *f)
 {
@@ -71,10 +79,7 @@ int keep_pin(struct call *c, const struct hcache_context *context, int64_t until
     int rc = hcache_cache_pin_context(call_model(c), context, until_wall_s, n_tokens, &err);
     if (rc == 0)
         return 0;
-    bool is_ours = rc == HCACHE_E_UNSUPPORTED || rc == HCACHE_E_LIMIT ||
-                   rc == HCACHE_E_USAGE;
-    return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
-                     "%s", err.msg);
+    return keep_store_fault(&err, f);
 }
 
 int keep_guarantee(struct call *c, const struct hcache_context *context,
@@ -90,9 +95,7 @@ int keep_guarantee(struct call *c, const struct hcache_context *context,
         return fault_set(f, 409, "not_guaranteed", "guarantee", "%s", err.msg);
     if (rc == HCACHE_E_USAGE) /* the time of the guarantee is over already */
         return fault_set(f, 400, "unsupported_value", "ttl", "%s", err.msg);
-    bool is_ours = rc == HCACHE_E_UNSUPPORTED;
-    return fault_set(f, is_ours ? 400 : 500, is_ours ? "unsupported_value" : NULL, NULL,
-                     "%s", err.msg);
+    return keep_store_fault(&err, f);
 }
 
 bool keep_ttl(const char *text, int64_t *ttl_s)
@@ -109,10 +112,15 @@ bool keep_ttl(const char *text, int64_t *ttl_s)
 
 enum { BURY_AT_ONCE = 1024, EXPIRE_AT_ONCE = 64 };
 
-/* Returns 0 if the erasure is noted on the disk, else its code rc. A noted erasure succeeds for
- * this server: the next server that can write carries it out. */
-static int keep_noted(int rc, const struct hcache_erased *gone)
+/* Adds to *sum what an erasure with the code rc has erased, except shared chunks. Returns 0 if the
+ * erasure is noted on the disk, else rc. A noted erasure succeeds for this server: the next server
+ * that can write carries it out. */
+static int count_erased(struct hcache_erased *sum, const struct hcache_erased *gone, int rc)
 {
+    sum->n_chunks += gone->n_chunks;
+    sum->n_bytes += gone->n_bytes;
+    sum->n_busy += gone->n_busy;
+    sum->n_owed += gone->n_owed;
     return gone->is_noted ? 0 : rc;
 }
 
@@ -131,11 +139,8 @@ static int erase_run(struct hcache *h, struct sha256 *keys, int n,
     }
     while (n > 0) {
         int one = hcache_cache_erase(h, (void *)keys, n, &gone, err);
-        sum->n_chunks += gone.n_chunks;
-        sum->n_bytes += gone.n_bytes;
-        sum->n_busy += gone.n_busy;
-        sum->n_owed += gone.n_owed;
-        rc = rc != 0 ? rc : keep_noted(one, &gone);
+        one = count_erased(sum, &gone, one);
+        rc = rc != 0 ? rc : one;
         if (gone.n_shared == 0)
             break;
         sum->n_shared++;
@@ -151,11 +156,7 @@ static int forget(struct hcache *h, struct sha256 *keys, int n, struct hcache_er
 {
     struct hcache_erased gone = {0};
     int rc = hcache_cache_forget(h, (void *)keys, n, &gone, err);
-    sum->n_chunks += gone.n_chunks;
-    sum->n_bytes += gone.n_bytes;
-    sum->n_busy += gone.n_busy;
-    sum->n_owed += gone.n_owed;
-    return keep_noted(rc, &gone);
+    return count_erased(sum, &gone, rc);
 }
 
 /* Erases one batch of doomed chunks; *n is their number. Returns 0, or a code that was logged. */

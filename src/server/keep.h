@@ -20,6 +20,9 @@ int keep_page(struct call *c, int default_limit, struct items_page *out, struct 
 /* Cuts "ID/REST" in two. Returns REST; "" if there is none. */
 const char *keep_split(char *tail);
 
+/* Makes the fault for an error of the store: 400 if the request is wrong, else 500. Returns -1. */
+int keep_store_fault(const struct hcache_err *err, struct fault *f);
+
 /* Pins the state of a context until the given time; 0 ends the pin. *n_tokens: number of tokens in
  * the pinned chunks. Only full chunks are pinned. Returns 0, or -1 with *f. */
 int keep_pin(struct call *c, const struct hcache_context *context, int64_t until_wall_s,
