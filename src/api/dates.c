@@ -119,6 +119,7 @@ static int write_file(const struct dates *d)
     return rc;
 }
 
+/* Puts the moment's day first, also in the file. The first failure to write it is logged. */
 static void remember(struct dates *d, const char *moment)
 {
     pthread_mutex_lock(&d->lock);

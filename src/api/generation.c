@@ -141,7 +141,8 @@ static int check_fields(const struct generation *g, const struct prompt_ids *pro
     return 0;
 }
 
-/* Converts an error of the engine to a fault of the API. */
+/* Converts an error of the engine to a fault of the API. submitting: the engine has refused the
+ * request at once; else the request has failed later. */
 static void fault_of(const struct hcache_err *err, bool submitting, struct fault *f)
 {
     if (err->code == HCACHE_E_LIMIT && submitting)
@@ -348,7 +349,8 @@ static int never_fits_queue(int n, int max_queue, struct fault *f)
                      n, max_queue);
 }
 
-static void name_it(struct generation *g)
+/* Sets the id and the time that the answer shows. */
+static void name_generation(struct generation *g)
 {
     static atomic_uint_fast64_t next;
     const char *kind = g->params.kind == REQUEST_CHAT ? "chatcmpl" : "cmpl";
@@ -382,7 +384,7 @@ int generation_start(const struct client *c, const struct dialect *dialect, void
     g->begun_ns = clock_now_ns();
     g->salt = client_state_salt(c, p->cache_salt);
     g->n = n;
-    name_it(g);
+    name_generation(g);
     snprintf(g->miss, sizeof g->miss, "%s", what);
     pthread_mutex_init(&g->lock, NULL);
     bool waits = reads_texts(p);

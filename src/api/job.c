@@ -406,7 +406,8 @@ static void remember_last(struct batch *b, const struct prefix_item *p)
     b->last.tokens = b->last_ids;
 }
 
-/* Returns whether to try again later: the queue is full, or it is one of MAX_TRIES 503s. */
+/* Returns whether a refused request is tried again: the queue was full, or the answer was a 503 and
+ * MAX_TRIES are not used up. */
 static bool comes_again(const struct item *it, const struct fault *f)
 {
     bool is_full = f->status == 429;

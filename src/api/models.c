@@ -64,8 +64,9 @@ struct models {
     int loading;         /* the model that the thread loads */
 
     pthread_mutex_t lock; /* protects the fields below, and `of` as invariant 1 says */
-    pthread_cond_t work,
-        news;       /* for the thread; for callers that wait, and for the thread */
+    pthread_cond_t work;  /* wakes the loading thread */
+    /* wakes callers that wait for a model, and the loading thread while it waits for an idle one */
+    pthread_cond_t news;
     struct one *of; /* [o.n] */
     uint64_t turn;  /* the last number that was given to a use or to a wait */
     bool stopping;
@@ -119,7 +120,7 @@ static struct models_use *uses_of(const struct models *m)
     return u;
 }
 
-/* stack_shared.room */
+/* stack_shared.room: unloads models until a new one of that many bytes fits. */
 static int make_room(void *arg, uint64_t bytes, uint64_t device_bytes, struct err *err)
 {
     struct models *m = arg;
@@ -246,7 +247,7 @@ static void *models_main(void *arg)
 
 /* --- uses ------------------------------------------------------------------------------------- */
 
-/* [lock] */
+/* [lock] Counts a new use of the model and returns it; NULL if it is not loaded, or leaves. */
 static struct hcache *take(struct models *m, int i)
 {
     struct one *x = &m->of[i];
@@ -257,7 +258,7 @@ static struct hcache *take(struct models *m, int i)
     return x->h;
 }
 
-/* [lock] */
+/* [lock] See models_take. Asks the loading thread for a model that is not there. */
 static enum models_took try_take(struct models *m, int i, uint64_t *ticket,
                                  struct hcache **h, struct err *err)
 {

@@ -606,7 +606,6 @@ static int read_json_form(const char *name, const struct json *v, struct gen_par
     return 0;
 }
 
-/* Reads metadata, with the original API's bounds. */
 static int read_prediction(const struct field *d, const struct json *v,
                            const struct json **out, struct fault *f)
 {
@@ -641,6 +640,7 @@ void request_prediction(const struct gen_params *p, struct textbuf *out)
     }
 }
 
+/* Reads metadata, with the original API's bounds. */
 static int read_pairs(const struct field *d, const struct json *v, const struct json **out,
                       struct fault *f)
 {

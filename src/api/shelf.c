@@ -111,6 +111,7 @@ void shelf_divide(struct shelf *s, int n_tenants, uint64_t tenant_bytes)
     s->tenant_bytes = tenant_bytes > 0 ? tenant_bytes : s->max_bytes / (uint64_t)n;
 }
 
+/* Returns whether the record is the tenant's; with NULL always. */
 static bool is_of(const struct shelf_head *h, const char *tenant)
 {
     return tenant == NULL || strcmp(h->tenant, tenant) == 0;
@@ -139,7 +140,7 @@ static uint64_t used_bytes(const struct shelf *s, const char *tenant)
     return sum;
 }
 
-/* [lock held] */
+/* [lock held] Returns the bytes that the tenant may still add. */
 static uint64_t room(const struct shelf *s, const char *tenant)
 {
     uint64_t all = used_bytes(s, NULL), own = used_bytes(s, tenant);
@@ -170,6 +171,7 @@ void shelf_set_growing(struct shelf *s, const struct shelf_batch *b, uint64_t n_
     pthread_mutex_unlock(&s->lock);
 }
 
+/* [lock held] Returns ERR_LIMIT if the tenant may not add a file of n bytes. */
 static int check_room(const struct shelf *s, const char *tenant, uint64_t n,
                       struct err *err)
 {

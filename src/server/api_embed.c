@@ -48,13 +48,12 @@ static bool is_ranking(const struct embed *e)
     return e->form >= FORM_RANKING;
 }
 
-static int put_usage(struct json *o, const struct generation *g)
+static void put_usage(struct json *o, const struct generation *g)
 {
     int64_t n = 0;
     for (int i = 0; i < g->n; i++)
         n += g->choice[i].n_prompt;
     json_extend(o, "{usage: {prompt_tokens: %ld, total_tokens: %ld}}", n, n);
-    return (int)n;
 }
 
 /* Cuts an embedding to its first n_dims numbers (0: does not cut it), and scales it to length 1

@@ -34,8 +34,8 @@ struct dialog_text {
     struct textbuf prefill_text; /* with which the answer begins, by the client's wish */
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
-    size_t places
-        [MAX_BREAKPOINTS]; /* [n_places] numbers of messages in front of which some are */
+    /* the different n_messages of the breakpoints that have messages behind them, ascending */
+    size_t places[MAX_BREAKPOINTS];
     int n_places;
     bool wants_citations; /* of a document; answers have none */
 };
@@ -44,8 +44,8 @@ struct message {
     char id[NAME_BYTES];
     struct breakpoint at[MAX_BREAKPOINTS];
     int n;
-    /* has_begun: message_start was sent; is_open: a block has begun, with `part` */
-    bool has_begun, is_open;
+    bool has_begun; /* message_start was sent */
+    bool is_open;   /* the block of part number `part` has begun, and not ended */
     int n_blocks, part;
     enum hcache_part_kind kind;
     struct json *tools; /* those that may be called */
@@ -815,17 +815,13 @@ static bool read_prompt(struct call *c, unsigned kind, struct gen_params *p,
     const struct json *body = call_body(c, kind);
     if (body == NULL)
         return false;
-    int rc = request_parse(body, kind, p, &f);
-    if (rc == 0)
-        rc = call_check_name(c, p->model, &f);
-    if (rc == 0)
-        rc = make_prompt(c, p, d, prompt, text, what, &f);
-    if (rc != 0) {
-        hcache_free(prompt->ids);
-        prompt_text_deinit(text);
-        call_fault(c, &f);
-    }
-    return rc == 0;
+    if (request_parse(body, kind, p, &f) == 0 && call_check_name(c, p->model, &f) == 0 &&
+        make_prompt(c, p, d, prompt, text, what, &f) == 0)
+        return true;
+    hcache_free(prompt->ids);
+    prompt_text_deinit(text);
+    call_fault(c, &f);
+    return false;
 }
 
 void api_messages(struct call *c)

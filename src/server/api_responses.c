@@ -683,18 +683,13 @@ void api_responses(struct call *c)
     if (body == NULL)
         return;
     struct response *r = xcalloc(1, sizeof *r);
-    int rc = request_parse(body, REQUEST_RESPONSE, &p, &f);
-    if (rc == 0)
-        rc = call_check_name(c, p.model, &f);
-    if (rc == 0)
-        rc = make_draft(c, &p, r, &f);
-    if (rc == 0)
-        request_note_prompt(&p, r->draft.text.text, r->draft.text.n);
-    if (rc != 0) {
+    if (request_parse(body, REQUEST_RESPONSE, &p, &f) != 0 ||
+        call_check_name(c, p.model, &f) != 0 || make_draft(c, &p, r, &f) != 0) {
         free_response(r);
         call_fault(c, &f);
         return;
     }
+    request_note_prompt(&p, r->draft.text.text, r->draft.text.n);
     p.n_system = r->draft.n_system;
     p.turn = r->draft.n_path + 1;
     conversations_name_kept(c->s->conversations, "resp", r->id);

@@ -75,7 +75,8 @@ void gate_preflight_headers(const struct call *c, struct MHD_Response *r)
 
 /* --- the path --------------------------------------------------------------------------------- */
 
-/* Looks the path up among the routes. Returns whether a route has it. */
+/* Looks the path up among the routes. Returns whether a route has it. If one has the method, too,
+ * sets c->route and c->tail. */
 static bool look_up(struct call *c, const char *url, const char *method)
 {
     bool known = false;

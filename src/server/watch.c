@@ -51,6 +51,8 @@ struct watcher {
     struct watch place[];
 };
 
+/* [lock] Calls `gone` of a place whose client has closed its side. The tag has the place's number
+ * and generation. */
 static void peer_ended(struct watcher *w, uint64_t tag)
 {
     struct watch *p = &w->place[tag & 0xffffffffu];
@@ -199,31 +201,29 @@ void watch_end(struct watch *w)
     pthread_mutex_unlock(&w->owner->lock);
 }
 
-void watch_request(struct watch *w, int seconds)
+/* Sets both deadlines with the lock. Does nothing if w is NULL. */
+static void change_deadline(struct watch *w, int seconds, int pressed_s)
 {
     if (w == NULL)
         return;
     pthread_mutex_lock(&w->owner->lock);
-    set_deadline(w, seconds, PRESSED_REQUEST_S);
+    set_deadline(w, seconds, pressed_s);
     pthread_mutex_unlock(&w->owner->lock);
+}
+
+void watch_request(struct watch *w, int seconds)
+{
+    change_deadline(w, seconds, PRESSED_REQUEST_S);
 }
 
 void watch_answer(struct watch *w)
 {
-    if (w == NULL)
-        return;
-    pthread_mutex_lock(&w->owner->lock);
-    set_deadline(w, 0, 0);
-    pthread_mutex_unlock(&w->owner->lock);
+    change_deadline(w, 0, 0);
 }
 
 void watch_idle(struct watch *w, int seconds)
 {
-    if (w == NULL)
-        return;
-    pthread_mutex_lock(&w->owner->lock);
-    set_deadline(w, seconds, w->owner->pressed_idle_s);
-    pthread_mutex_unlock(&w->owner->lock);
+    change_deadline(w, seconds, w != NULL ? w->owner->pressed_idle_s : 0);
 }
 
 void watch_on_gone(struct watch *w, void (*gone)(void *arg), void *arg)
