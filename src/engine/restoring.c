@@ -710,12 +710,21 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
 
 /* --- reads that hang or crawl ----------------------------------------------------------------- */
 
+/* Chooses what to do about reads. Lowers again_ns to the time at which they must be judged again. */
+static enum stall_choice choose(struct restore_phase *g, const struct stall_view *v)
+{
+    double again_s;
+    enum stall_choice what = stall_choose(v, &again_s);
+    if (again_s * 1e9 < (double)g->again_ns)
+        g->again_ns = (int64_t)(again_s * 1e9) + 1;
+    return what;
+}
+
 /* Judges the reads of a restore: they go on alone, recomputation races them, or the restore
- * gives them up. Lowers again_ns to the time at which they must be judged again. */
+ * gives them up. */
 static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_decodes)
 {
     struct restore_reads r;
-    double again_s;
     bool replays = stairs_need_replay(s);
     if (replays) /* priced in each call: whether s may replay depends on other sequences */
         s->recompute_s = restore_plan_price_s(
@@ -736,9 +745,7 @@ static void judge_reads(struct restore_phase *g, struct seq *s, bool beside_deco
         .is_idle = r.is_idle,
         .is_beside = beside_decodes,
         .is_raced = r.is_raced};
-    enum stall_choice what = stall_choose(&v, &again_s);
-    if (again_s * 1e9 < (double)g->again_ns)
-        g->again_ns = (int64_t)(again_s * 1e9) + 1;
+    enum stall_choice what = choose(g, &v);
     if (what == STALL_RACE && restore_race(s->restore)) {
         log_info("reads of a restore stall (silent for %.1f ms, %d of %d done): "
                  "recomputation races them",
@@ -782,7 +789,7 @@ static bool fuse(struct restore_phase *g, int max_rows, int *n)
  * not silent. */
 static bool leaves_lookup(struct restore_phase *g, struct seq *s)
 {
-    double again_s, price_s = restore_plan_price_s(g, s, s->view.n_tokens);
+    double price_s = restore_plan_price_s(g, s, s->view.n_tokens);
     int64_t heard_ns = restore_heard_ns(s->restore);
     int64_t since_ns = MAX(heard_ns, s->t_start);
     const struct stall_view v = {.recompute_s = price_s,
@@ -790,10 +797,7 @@ static bool leaves_lookup(struct restore_phase *g, struct seq *s)
                                  .n_left = 1,
                                  .may_recompute = price_s > 0 &&
                                                   !restore_plan_must_measure(g)};
-    enum stall_choice what = stall_choose(&v, &again_s);
-    if (again_s * 1e9 < (double)g->again_ns)
-        g->again_ns = (int64_t)(again_s * 1e9) + 1;
-    return what == STALL_LEAVE;
+    return choose(g, &v) == STALL_LEAVE;
 }
 
 /* Gives up the look-up of s, which then restores nothing. */

@@ -152,11 +152,8 @@ int model_forward(const struct model *m, struct model_work *w, struct stream *s,
 int model_kv_project(const struct model *m, struct model_work *w, struct stream *s, int l,
                      struct mat h, struct mat kv_rows)
 {
-    const struct layer_weights *lw;
-    TRY(weights_acquire_kv(&m->w, l, s, &lw));
-    int rc = layer_kv(m, w, s, l, lw, h, kv_rows);
-    weights_release_kv(&m->w, l, s);
-    return rc;
+    TRY(weights_check(&m->w));
+    return layer_kv(m, w, s, l, &m->w.layers[l], h, kv_rows);
 }
 
 int model_replay(const struct model *m, struct model_work *w, struct stream *s, int l,

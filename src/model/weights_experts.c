@@ -27,7 +27,7 @@ struct expert_read {
 };
 
 struct weights_experts {
-    struct weights_experts_opts o;
+    struct weights_stream_opts o;
     int n_experts;
     struct expert_cache cache;
     struct buf mem;
@@ -265,7 +265,7 @@ static void close_experts(void *arg)
     free(x);
 }
 
-int weights_experts_open(const struct weights_experts_opts *o, struct layer_source *out,
+int weights_experts_open(const struct weights_stream_opts *o, struct layer_source *out,
                          struct err *err)
 {
     const struct model_config *c = o->shape->cfg;
@@ -296,7 +296,6 @@ int weights_experts_open(const struct weights_experts_opts *o, struct layer_sour
                                  .expect = expect,
                                  .lend = lend,
                                  .arg = x,
-                                 .keeps_kv = true,
                                  .stats = stats,
                                  .stop = stop,
                                  .close = close_experts};

@@ -20,27 +20,11 @@
 #ifndef MODEL_WEIGHTS_EXPERTS_H
 #define MODEL_WEIGHTS_EXPERTS_H
 
-#include "model/pack_image.h"
-#include "model/pack_read.h"
-#include "model/weights_use.h"
+#include "model/weights_stream.h"
 
-struct weights_experts_opts {
-    struct pack_file *f; /* f, shape, images and w must outlive the source */
-    /* For a device with unified memory and one rank. */
-    const struct image_shape *shape;
-    const struct image *images; /* of each layer's experts, from cfg.n_dense_layers on */
-    size_t slot_bytes;          /* size of the largest expert */
-    struct weights *w;          /* all but the experts is already bound */
-    struct io *io;              /* see weights_opts.io */
-    int n_slots;                /* more than cfg.n_experts_used, fewer than all experts */
-    int64_t stuck_ns;
-    /* bytes already read from the file, in load_ns: a first measurement of the disk */
-    uint64_t load_bytes;
-    int64_t load_ns;
-};
-
-/* After an error nothing is left. The source's close ends it. */
-int weights_experts_open(const struct weights_experts_opts *o, struct layer_source *out,
+/* For a device with unified memory and one rank.  After an error nothing is left.  The source's
+ * close ends it. */
+int weights_experts_open(const struct weights_stream_opts *o, struct layer_source *out,
                          struct err *err);
 
 #endif

@@ -334,44 +334,22 @@ static int read_all(struct loader *ld)
 static int start_source(struct loader *ld)
 {
     struct weights_packed *p = ld->p;
-    int64_t stuck_ns = ld->o->stuck_ns > 0 ? ld->o->stuck_ns : STUCK_NS;
-    int rc;
-    if (p->cfg.n_experts > 0)
-        rc = weights_experts_open(
-            &(struct weights_experts_opts){.f = &p->f,
-                                           .shape = &p->shape,
-                                           .images = p->images + first_expert(p),
-                                           .slot_bytes = p->unit_bytes,
-                                           .w = ld->w,
-                                           .io = ld->o->io,
-                                           .n_slots = n_slots(p),
-                                           .stuck_ns = stuck_ns,
-                                           .load_bytes = ld->bytes_done,
-                                           .load_ns = ld->load_ns},
-            &p->source, ld->err);
-    else if (p->dev->unified)
-        rc = weights_stream_open(&(struct weights_stream_opts){.f = &p->f,
-                                                               .shape = &p->shape,
-                                                               .images = p->images,
-                                                               .slot_bytes = p->unit_bytes,
-                                                               .w = ld->w,
-                                                               .io = ld->o->io,
-                                                               .n_resident = p->n_resident,
-                                                               .n_slots = N_SLOTS_OF_RING,
-                                                               .stuck_ns = stuck_ns,
-                                                               .load_bytes = ld->bytes_done,
-                                                               .load_ns = ld->load_ns},
-                                 &p->source, ld->err);
-    else
-        rc = weights_pinned_open(&(struct weights_pinned_opts){.f = &p->f,
-                                                               .shape = &p->shape,
-                                                               .images = p->images,
-                                                               .slot_bytes = p->unit_bytes,
-                                                               .w = ld->w,
-                                                               .io = ld->o->io,
-                                                               .n_resident = p->n_resident,
-                                                               .n_slots = N_SLOTS_OF_RING},
-                                 &p->source, ld->err);
+    bool has_experts = p->cfg.n_experts > 0;
+    const struct weights_stream_opts o = {
+        .f = &p->f,
+        .shape = &p->shape,
+        .images = has_experts ? p->images + first_expert(p) : p->images,
+        .slot_bytes = p->unit_bytes,
+        .w = ld->w,
+        .io = ld->o->io,
+        .n_resident = p->n_resident,
+        .n_slots = n_slots(p),
+        .stuck_ns = ld->o->stuck_ns > 0 ? ld->o->stuck_ns : STUCK_NS,
+        .load_bytes = ld->bytes_done,
+        .load_ns = ld->load_ns};
+    int rc = has_experts       ? weights_experts_open(&o, &p->source, ld->err)
+             : p->dev->unified ? weights_stream_open(&o, &p->source, ld->err)
+                               : weights_pinned_open(&o, &p->source, ld->err);
     if (rc == 0)
         ld->w->source = &p->source;
     return rc;

@@ -21,7 +21,7 @@ struct ring_slot {
 };
 
 struct weights_pinned {
-    struct weights_pinned_opts o;
+    struct weights_stream_opts o;
     struct device *dev;
     struct buf *host; /* [n_layers] images of all ranks; empty: the layer is resident */
     struct stream *copies;
@@ -203,7 +203,7 @@ static int read_layers(struct weights_pinned *p, struct err *err)
     return rc;
 }
 
-int weights_pinned_open(const struct weights_pinned_opts *o, struct layer_source *out,
+int weights_pinned_open(const struct weights_stream_opts *o, struct layer_source *out,
                         struct err *err)
 {
     struct weights_pinned *p = xcalloc(1, sizeof *p);
@@ -227,7 +227,6 @@ int weights_pinned_open(const struct weights_pinned_opts *o, struct layer_source
     *out = (struct layer_source){.acquire = acquire,
                                  .release = release,
                                  .arg = p,
-                                 .keeps_kv = true,
                                  .stats = stats,
                                  .stop = stop,
                                  .close = close_pinned};

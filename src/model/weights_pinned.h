@@ -11,22 +11,10 @@
 #ifndef MODEL_WEIGHTS_PINNED_H
 #define MODEL_WEIGHTS_PINNED_H
 
-#include "model/pack_image.h"
-#include "model/pack_read.h"
-#include "model/weights_use.h"
+#include "model/weights_stream.h"
 
-struct weights_pinned_opts {
-    struct pack_file *f;             /* f, shape, images and w must outlive the source */
-    const struct image_shape *shape; /* shape of the images; for a device with one stage */
-    const struct image *images;      /* [f->n_parts] */
-    size_t slot_bytes;               /* size of the largest streamed image */
-    struct weights *w;               /* the kept parts of all layers are already bound */
-    struct io *io;                   /* see weights_opts.io */
-    int n_resident, n_slots;
-};
-
-/* Opens the source: reads the streamed layers into host memory. */
-int weights_pinned_open(const struct weights_pinned_opts *o, struct layer_source *out,
+/* Opens the source, for a device with one stage: reads the streamed layers into host memory. */
+int weights_pinned_open(const struct weights_stream_opts *o, struct layer_source *out,
                         struct err *err);
 
 #endif

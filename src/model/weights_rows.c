@@ -172,7 +172,8 @@ static void unit_prepare(struct loader *ld, struct unit *u)
 
 /* --- element types ---------------------------------------------------------------------------- */
 
-/* Converts n elements to f32. This function and narrow do all conversions of element types. */
+/* Converts n elements to f32. This function and floats_narrow do all conversions of element
+ * types. */
 static void widen(float *dst, const void *src, enum dtype t, size_t n)
 {
     const uint16_t *h = src;
@@ -184,8 +185,7 @@ static void widen(float *dst, const void *src, enum dtype t, size_t n)
         memcpy(dst, src, n * sizeof *dst);
 }
 
-/* Converts n floats to bf16, rounded to nearest even. A NaN stays a NaN. */
-static void narrow(uint16_t *dst, const float *src, size_t n)
+void floats_narrow(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t u;
@@ -207,7 +207,7 @@ static void convert(void *dst, enum dtype to, const void *src, enum dtype from, 
     for (size_t at = 0, k; at < n; at += k) {
         k = MIN(n - at, 256);
         widen(part, (const uint8_t *)src + at * dtype_bytes(from), from, k);
-        narrow((uint16_t *)dst + at, part, k);
+        floats_narrow((uint16_t *)dst + at, part, k);
     }
 }
 

@@ -61,21 +61,18 @@ static const char *type_name(const struct tensor_src *s)
     return s->type != NULL ? s->type->name : dtype_name(s->dtype);
 }
 
-static void count_types(struct tensor_set *set)
+/* Counts a tensor of the type `name`. */
+static void count_type(struct weights_types *t, const char *name, bool quantised)
 {
-    struct weights_types *t = &set->types;
-    for (size_t i = 0; i < set->list.n; i++) {
-        const char *name = type_name(&set->src[i]);
-        int k = 0;
-        while (k < t->n && strcmp(t->of[k].name, name) != 0)
-            k++;
-        if (k == t->n) {
-            CHECK(t->n++ < (int)(sizeof t->of / sizeof t->of[0]));
-            t->of[k].name = name;
-            t->of[k].quantised = tensor_src_is_quantised(&set->src[i]);
-        }
-        t->of[k].n_tensors++;
+    int k = 0;
+    while (k < t->n && strcmp(t->of[k].name, name) != 0)
+        k++;
+    if (k == t->n) {
+        CHECK(t->n++ < (int)(sizeof t->of / sizeof t->of[0]));
+        t->of[k].name = name;
+        t->of[k].quantised = quantised;
     }
+    t->of[k].n_tensors++;
 }
 
 void tensor_set_keep(struct tensor_set *set, enum weights_part part, int layer)
@@ -110,7 +107,9 @@ int tensor_set_open(struct tensor_set *set, const char *source,
     }
     if (rc == 0) {
         choose_dtype(set);
-        count_types(set);
+        for (size_t i = 0; i < set->list.n; i++)
+            count_type(&set->types, type_name(&set->src[i]),
+                       tensor_src_is_quantised(&set->src[i]));
     }
     return rc;
 }
@@ -260,6 +259,18 @@ static uint64_t packed_bytes(enum dtype t, uint64_t n)
     return dtype_has_blocks(t) ? q4_row_bytes(t, (int64_t)n) : n * dtype_bytes(t);
 }
 
+static void add_info(struct weights_info *out, const struct tensor_spec *t,
+                     const char *file, const char *type, uint64_t bytes)
+{
+    out->tensors[out->n_tensors++] = (struct tensor_info){.name = t->name,
+                                                          .file = file,
+                                                          .type = type,
+                                                          .n_dims = t->n_dims,
+                                                          .rows = t->rows,
+                                                          .cols = t->cols,
+                                                          .bytes = bytes};
+}
+
 static int describe_packed(struct weights_info *out, const char *source,
                            const struct model_config *cfg, struct err *err)
 {
@@ -278,28 +289,13 @@ static int describe_packed(struct weights_info *out, const char *source,
         const struct tensor_spec *t = &set->list.items[i];
         enum dtype type = packed_type(&f, t->layer,
                                       matrix_of_part(cfg, t->layer, &t->parts[0]));
-        uint64_t n = (uint64_t)(t->rows * t->cols);
-        out->tensors[out->n_tensors++] = (struct tensor_info){
-            .name = t->name,
-            .file = source,
-            .type = dtype_name(type),
-            .n_dims = t->n_dims,
-            .rows = t->rows,
-            .cols = t->cols,
-            .bytes = packed_bytes(type, n)};
+        add_info(out, t, source, dtype_name(type),
+                 packed_bytes(type, (uint64_t)(t->rows * t->cols)));
+        count_type(&out->types, dtype_name(type), false);
     }
     if (rc == 0) {
         out->dtype = f.dtype;
         out->bytes = f.file_bytes;
-        for (size_t i = 0; i < out->n_tensors; i++) {
-            struct weights_types *types = &out->types;
-            int k = 0;
-            while (k < types->n && types->of[k].name != out->tensors[i].type)
-                k++;
-            types->of[k].name = out->tensors[i].type;
-            types->of[k].n_tensors++;
-            types->n = k == types->n ? k + 1 : types->n;
-        }
     }
     pack_file_close(&f);
     if (rc != 0)
@@ -324,21 +320,14 @@ int weights_describe(struct weights_info *out, const char *source,
     out->quantised = set->quantised;
     out->has_q4 = matrix_types_any_q4(set);
     out->types = set->types;
-    out->n_tensors = set->list.n;
     out->tensors = xcalloc(set->list.n, sizeof *out->tensors);
     for (size_t i = 0; i < set->list.n; i++) {
         const struct tensor_spec *t = &set->list.items[i];
         const struct tensor_src *src = &set->src[i];
         uint64_t n = (uint64_t)(t->rows * t->cols);
-        out->tensors[i] = (struct tensor_info){
-            .name = t->name,
-            .file = src->file,
-            .type = type_name(src),
-            .n_dims = t->n_dims,
-            .rows = t->rows,
-            .cols = t->cols,
-            .bytes = src->type != NULL ? n / src->type->block * src->type->bytes
-                                       : n * dtype_bytes(src->dtype)};
+        add_info(out, t, src->file, type_name(src),
+                 src->type != NULL ? n / src->type->block * src->type->bytes
+                                   : n * dtype_bytes(src->dtype));
         out->bytes += out->tensors[i].bytes;
     }
     return 0;

@@ -461,7 +461,6 @@ int weights_stream_open(const struct weights_stream_opts *o, struct layer_source
     *out = (struct layer_source){.acquire = acquire,
                                  .release = release,
                                  .arg = st,
-                                 .keeps_kv = true,
                                  .stats = stats,
                                  .stop = stop,
                                  .close = close_stream};

@@ -4,7 +4,7 @@
  *   passes   [compute 0 ][compute 1 ][wait|compute 2 ] ...   acquire waits where the disk is behind
  *   disk     [read 1    ][read 2         ][read 3    ] ...   one thread, two layers ahead
  *
- * It is for devices that compute in the host's memory: O_DIRECT reads fill a slot of the ring, and
+ * It is for devices of one rank that compute in the host's memory: O_DIRECT reads fill a slot of the ring, and
  * operations read the weights there.  There is no page cache and no mmap.
  *
  * Passes go through the layers in ascending order, one pass after another.  So the order of reads
@@ -27,16 +27,19 @@
 #include "model/pack_read.h"
 #include "model/weights_use.h"
 
+/* What each source of streamed weights works with: this one, weights_pinned.h (which waits for no
+ * disk) and weights_experts.h (whose units are experts). */
 struct weights_stream_opts {
-    struct pack_file *f; /* f, shape, images and w must outlive the stream */
-    /* Shape of the images; for a device with unified memory and one rank. */
+    struct pack_file *f; /* f, shape, images and w must outlive the source */
     const struct image_shape *shape;
-    const struct image *images; /* [f->n_parts] */
-    size_t slot_bytes;          /* size of the largest streamed image */
-    struct weights *w;          /* the kept parts of all layers are already bound */
-    struct io *io;              /* see weights_opts.io */
-    int n_resident; /* number of complete layers in w; weights_stays tells which */
-    int n_slots;    /* at least 2 */
+    /* [f->n_parts]; weights_experts: those of each layer's experts, from cfg.n_dense_layers on */
+    const struct image *images;
+    size_t slot_bytes; /* size of the largest streamed image */
+    struct weights *w; /* the kept parts of all layers are already bound */
+    struct io *io;     /* see weights_opts.io */
+    int n_resident;    /* complete units in w; of layers, weights_stays tells which */
+    /* at least 2; weights_experts: more than cfg.n_experts_used, at most all experts */
+    int n_slots;
     int64_t stuck_ns;
     /* bytes already read from the file, in load_ns: a first measurement of the disk */
     uint64_t load_bytes;

@@ -16,6 +16,7 @@
 #include "base/hash.h"
 #include "base/minmax.h"
 #include "base/rng.h"
+#include "model/weights_rows.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15u
 
@@ -68,22 +69,12 @@ static void make_elements(const struct generator *g, uint64_t first, size_t n, f
         out[i] = element_of(g, (uint32_t)rng_mix(g->seed + (first + i) / 2 * GOLDEN));
 }
 
-/* Converts n floats to bf16, rounded to nearest even. All of them are finite. */
-static void store_bf16(uint16_t *dst, const float *src, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &src[i], sizeof u);
-        dst[i] = (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
-    }
-}
-
 static void store(void *dst, size_t at, enum dtype dtype, const float *src, size_t n)
 {
     if (dtype == DTYPE_F32) {
         memcpy((float *)dst + at, src, n * sizeof *src);
     } else if (dtype == DTYPE_BF16) {
-        store_bf16((uint16_t *)dst + at, src, n);
+        floats_narrow((uint16_t *)dst + at, src, n);
     } else {
         for (size_t i = 0; i < n; i++)
             ((uint16_t *)dst)[at + i] = f32_to_f16(src[i]);

@@ -46,21 +46,6 @@ void weights_release(const struct weights *w, int l, struct stream *s)
         w->source->release(w->source->arg, l, s);
 }
 
-int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
-                       const struct layer_weights **out)
-{
-    if (w->source != NULL && !w->source->keeps_kv)
-        return weights_acquire(w, l, s, out);
-    *out = &w->layers[l];
-    return weights_check(w);
-}
-
-void weights_release_kv(const struct weights *w, int l, struct stream *s)
-{
-    if (w->source != NULL && !w->source->keeps_kv)
-        weights_release(w, l, s);
-}
-
 void weights_stats(const struct weights *w, struct weights_stream_stats *out)
 {
     *out = (struct weights_stream_stats){0};

@@ -8,8 +8,8 @@
  * return at once.  If memory holds only some layers (weights_stream.h, weights_pinned.h), a
  * layer_source brings the others, and callers do not change.
  *
- * Computing K and V of a layer needs only its input norm, W_k and W_v, which always stay resident.
- * weights_acquire_kv lends just these and never waits.
+ * Computing K and V of a layer needs only its input norm, W_k and W_v.  These always stay in
+ * weights.layers and are read there, so nothing waits.
  *
  * Callers keep three rules, on which a source may rely:
  *  1. Every successful acquire has one release, on the same stream.
@@ -39,9 +39,6 @@ struct layer_source {
     /* Number of the layer that a pass acquired last, from 1; 0: no layer was acquired.
      * weights_acquire sets it. */
     atomic_int n_reached;
-    /* True if the weights for K and V of every layer are in weights.layers for as long as the
-     * weights live. */
-    bool keeps_kv;
     /* Reports counters. NULL: there are none. */
     void (*stats)(void *arg, struct weights_stream_stats *out);
     /* See weights_stop. Any thread. NULL: nothing ever waits. */
@@ -70,10 +67,5 @@ void weights_expect_experts(const struct weights *w, int l, const int32_t *ids, 
  * Returns false if all experts are resident: *rc is 0, and the layer's weights have them. */
 bool weights_lend_expert(const struct weights *w, int l, int e, struct weight *up,
                          struct weight *down, int *rc);
-
-/* Does the same as weights_acquire, for operations that compute K and V only. */
-int weights_acquire_kv(const struct weights *w, int l, struct stream *s,
-                       const struct layer_weights **out);
-void weights_release_kv(const struct weights *w, int l, struct stream *s);
 
 #endif
