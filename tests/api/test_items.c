@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "api/items.h"
+#include "tests/base/quotes.h"
 
 /* Parses any JSON value. A JSON document must be a list or an object, so the value is put into a
  * list. */
@@ -16,7 +17,7 @@ static struct json *parse(const char *text)
 {
     struct json *list = NULL;
     struct err e = {0};
-    char *all = xasprintf("[%s]", text);
+    char *all = quotes_in(xasprintf("[%s]", text));
     if (json_parse(&list, all, strlen(all), "test", &e) != 0)
         fail_msg("%s", e.msg);
     struct json *v = json_share(json_at(list, 0));
@@ -70,34 +71,33 @@ static void items_are(const char *sent, const char *want)
 
 TEST(what_is_sent_gets_one_form)
 {
-    items_are("\"hi\"", "[{\"type\":\"message\",\"status\":\"completed\",\"role\":\"user\","
-                        "\"content\":[{\"type\":\"input_text\",\"text\":\"hi\"}]}]");
+    items_are("'hi'", "[{'type': 'message', 'status': 'completed', 'role': 'user', "
+                      "'content': [{'type': 'input_text', 'text': 'hi'}]}]");
     items_are("[]", "[]");
-    items_are("[{\"role\":\"assistant\",\"content\":\"yes\"}]",
-              "[{\"type\":\"message\",\"status\":\"completed\",\"role\":\"assistant\","
-              "\"content\":[{\"type\":\"output_text\",\"text\":\"yes\",\"annotations\":[],"
-              "\"logprobs\":[]}]}]");
-    items_are("[{\"type\":\"message\",\"role\":\"developer\",\"content\":[{\"type\":"
-              "\"input_text\",\"text\":\"a\"},{\"type\":\"text\",\"text\":\"b\"}]}]",
-              "[{\"type\":\"message\",\"status\":\"completed\",\"role\":\"developer\","
-              "\"content\":[{\"type\":\"input_text\",\"text\":\"a\"},{\"type\":"
-              "\"input_text\",\"text\":\"b\"}]}]");
-    items_are("[{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"n\",\"arguments\":"
-              "\"{}\"}]",
-              "[{\"type\":\"function_call\",\"status\":\"completed\",\"call_id\":\"c\","
-              "\"name\":\"n\",\"arguments\":\"{}\"}]");
-    items_are("[{\"type\":\"function_call_output\",\"call_id\":\"c\",\"output\":[{\"type\":"
-              "\"output_text\",\"text\":\"1\"},{\"type\":\"text\",\"text\":\"2\"}]}]",
-              "[{\"type\":\"function_call_output\",\"status\":\"completed\",\"call_id\":"
-              "\"c\",\"output\":\"12\"}]");
+    items_are(
+        "[{'role': 'assistant', 'content': 'yes'}]",
+        "[{'type': 'message', 'status': 'completed', 'role': 'assistant', 'content': "
+        "[{'type': 'output_text', 'text': 'yes', 'annotations': [], 'logprobs': []}]}]");
+    items_are(
+        "[{'type': 'message', 'role': 'developer', 'content': [{'type': 'input_text', "
+        "'text': 'a'}, {'type': 'text', 'text': 'b'}]}]",
+        "[{'type': 'message', 'status': 'completed', 'role': 'developer', 'content': "
+        "[{'type': 'input_text', 'text': 'a'}, {'type': 'input_text', 'text': 'b'}]}]");
+    items_are("[{'type': 'function_call', 'call_id': 'c', 'name': 'n', 'arguments': '{}'}]",
+              "[{'type': 'function_call', 'status': 'completed', 'call_id': 'c', 'name': "
+              "'n', 'arguments': '{}'}]");
+    items_are("[{'type': 'function_call_output', 'call_id': 'c', 'output': [{'type': "
+              "'output_text', 'text': '1'}, {'type': 'text', 'text': '2'}]}]",
+              "[{'type': 'function_call_output', 'status': 'completed', 'call_id': 'c', "
+              "'output': '12'}]");
 }
 
 TEST(ids_are_drawn_by_type)
 {
     struct json *items = read_items(
-        "[{\"role\":\"user\",\"content\":\"a\"},{\"type\":\"function_call\",\"call_id\":"
-        "\"c\",\"name\":\"n\",\"arguments\":\"\"},{\"type\":\"function_call_output\","
-        "\"call_id\":\"c\",\"output\":\"\"}]");
+        "[{'role': 'user', 'content': 'a'}, {'type': 'function_call', 'call_id': 'c', "
+        "'name': 'n', 'arguments': ''}, {'type': 'function_call_output', 'call_id': 'c', "
+        "'output': ''}]");
     static const char *const begins[] = {"msg_", "fc_", "fco_"};
     for (size_t i = 0; i < 3; i++)
         assert_memory_equal(text_of(json_at(items, i), "id"), begins[i], strlen(begins[i]));
@@ -107,7 +107,7 @@ TEST(ids_are_drawn_by_type)
     assert_string_equal(text_of(one, "status"), "in_progress");
     assert_int_equal(json_count(json_member(one, "content")), 0);
     json_free(one);
-    struct json *of = parse("{\"call_id\":\"c\",\"name\":\"n\",\"arguments\":\"x\"}");
+    struct json *of = parse("{'call_id': 'c', 'name': 'n', 'arguments': 'x'}");
     one = item_call("fc_1", "in_progress", of, false, false);
     assert_string_equal(text_of(one, "arguments"), "");
     assert_string_equal(text_of(one, "name"), "n");
@@ -135,32 +135,30 @@ TEST(what_is_not_supported_is_refused)
 {
     refused("7", NULL, "must be a text, or a list of at most 4096 items");
     refused("[1]", NULL, "element 0 is no object");
-    refused(
-        "[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"robot\",\"content\":\"a\"}]",
-        NULL, "element 1 has no role among");
-    refused("[{\"content\":\"a\"}]", NULL, "has no role among");
-    refused("[{\"role\":\"user\"}]", NULL, "has no 'content'");
-    refused("[{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}]", NULL,
+    refused("[{'role': 'user', 'content': 'a'}, {'role': 'robot', 'content': 'a'}]", NULL,
+            "element 1 has no role among");
+    refused("[{'content': 'a'}]", NULL, "has no role among");
+    refused("[{'role': 'user'}]", NULL, "has no 'content'");
+    refused("[{'role': 'user', 'content': [{'type': 'input_image'}]}]", NULL,
             "a part that is not text");
-    refused("[{\"role\":\"user\",\"content\":[{\"type\":\"input_text\",\"text\":1}]}]",
-            NULL, "a part that is not text");
-    refused("[{\"type\":\"item_reference\"}]", "unsupported_value",
+    refused("[{'role': 'user', 'content': [{'type': 'input_text', 'text': 1}]}]", NULL,
+            "a part that is not text");
+    refused("[{'type': 'item_reference'}]", "unsupported_value",
             "the type 'item_reference'");
-    refused("[{\"type\":\"function_call\",\"call_id\":\"c\",\"name\":\"n\"}]", NULL,
+    refused("[{'type': 'function_call', 'call_id': 'c', 'name': 'n'}]", NULL,
             "needs the texts");
-    refused("[{\"type\":\"function_call\",\"name\":\"n\",\"arguments\":\"\"}]", NULL,
+    refused("[{'type': 'function_call', 'name': 'n', 'arguments': ''}]", NULL,
             "needs the texts");
-    refused("[{\"type\":\"function_call\",\"call_id\":\"c\",\"arguments\":\"\"}]", NULL,
+    refused("[{'type': 'function_call', 'call_id': 'c', 'arguments': ''}]", NULL,
             "needs the texts");
-    refused("[{\"type\":\"function_call_output\",\"output\":\"\"}]", NULL,
+    refused("[{'type': 'function_call_output', 'output': ''}]", NULL,
             "needs a text 'call_id'");
-    refused("[{\"type\":\"function_call_output\",\"call_id\":\"c\"}]", NULL,
-            "has no 'content'");
+    refused("[{'type': 'function_call_output', 'call_id': 'c'}]", NULL, "has no 'content'");
 }
 
 TEST(the_number_of_items_is_bounded)
 {
-    static const char item[] = "{\"role\":\"user\",\"content\":\"\"}";
+    static const char item[] = "{'role': 'user', 'content': ''}";
     for (int n = ITEMS_MAX; n <= ITEMS_MAX + 1; n++) {
         char *all = xmalloc((size_t)n * sizeof item + 2), *p = all;
         for (int i = 0; i < n; i++)
@@ -184,15 +182,12 @@ static void messages_are(const char *sent, const char *want)
 }
 
 #define CALL(id)                                                                           \
-    "{\"type\":\"function_call\",\"call_id\":\"" id                                        \
-    "\",\"name\":\"f\",\"arguments\":\"{}\"}"
-#define OUTPUT(id)                                                                         \
-    "{\"type\":\"function_call_output\",\"call_id\":\"" id "\",\"output\":\"o\"}"
-#define SAID(role, text) "{\"role\":\"" role "\",\"content\":\"" text "\"}"
+    "{'type': 'function_call', 'call_id': '" id "', 'name': 'f', 'arguments': '{}'}"
+#define OUTPUT(id)       "{'type': 'function_call_output', 'call_id': '" id "', 'output': 'o'}"
+#define SAID(role, text) "{'role': '" role "', 'content': '" text "'}"
 #define CHAT_CALL(id)                                                                      \
-    "{\"id\":\"" id "\",\"type\":\"function\",\"function\":{\"name\":\"f\",\"arguments\":" \
-    "\"{}\"}}"
-#define CHAT_OUTPUT(id) "{\"role\":\"tool\",\"tool_call_id\":\"" id "\",\"content\":\"o\"}"
+    "{'id': '" id "', 'type': 'function', 'function': {'name': 'f', 'arguments': '{}'}}"
+#define CHAT_OUTPUT(id) "{'role': 'tool', 'tool_call_id': '" id "', 'content': 'o'}"
 
 /* Tool calls belong to the assistant's message before them. If there is none, they begin a new
  * message. */
@@ -201,27 +196,24 @@ TEST(templates_get_messages)
     messages_are(
         "[" SAID("user", "a") "," SAID("developer", "b") "," SAID("system", "c") "]",
         "[" SAID("user", "a") "," SAID("system", "b") "," SAID("system", "c") "]");
-    messages_are("[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"x\"},{"
-                 "\"type\":\"text\",\"text\":\"y\"}]},{\"role\":\"user\",\"content\":[]}]",
+    messages_are("[{'role': 'user', 'content': [{'type': 'text', 'text': 'x'}, {'type': "
+                 "'text', 'text': 'y'}]}, {'role': 'user', 'content': []}]",
                  "[" SAID("user", "xy") "," SAID("user", "") "]");
     messages_are(
         "[" SAID("assistant",
                  "a") "," CALL("1") "," CALL("2") "," OUTPUT("1") "," OUTPUT("2") "]",
-        "[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[" CHAT_CALL(
+        "[{'role': 'assistant', 'content': 'a', 'tool_calls': [" CHAT_CALL(
             "1") "," CHAT_CALL("2") "]}," CHAT_OUTPUT("1") "," CHAT_OUTPUT("2") "]");
-    messages_are(
-        "[" SAID("user", "a") "," CALL("1") "," OUTPUT("1") "," CALL("2") "]",
-        "[" SAID("user",
-                 "a") ",{\"role\":\"assistant\",\"content\":\"\","
-                      "\"tool_calls\":[" CHAT_CALL("1") "]}," CHAT_OUTPUT(
-                          "1") ",{\"role\":"
-                               "\"assistant\",\"content\":\"\",\"tool_calls\":[" CHAT_CALL(
-                                   "2") "]}]");
+    messages_are("[" SAID("user", "a") "," CALL("1") "," OUTPUT("1") "," CALL("2") "]",
+                 "[" SAID("user", "a") ",{'role': 'assistant', 'content': '', "
+                                       "'tool_calls': [" CHAT_CALL("1") "]}," CHAT_OUTPUT(
+                                           "1") ",{'role': 'assistant', 'content': '', "
+                                                "'tool_calls': [" CHAT_CALL("2") "]}]");
     messages_are("[" SAID("assistant", "a") "," CALL("1") "," SAID("assistant",
                                                                    "b") "," CALL("2") "]",
-                 "[{\"role\":\"assistant\",\"content\":\"a\",\"tool_calls\":[" CHAT_CALL(
-                     "1") "]},{\"role\":\"assistant\",\"content\":\"b\","
-                          "\"tool_calls\":[" CHAT_CALL("2") "]}]");
+                 "[{'role': 'assistant', 'content': 'a', 'tool_calls': [" CHAT_CALL(
+                     "1") "]}, {'role': 'assistant', 'content': 'b', 'tool_calls': "
+                          "[" CHAT_CALL("2") "]}]");
 }
 
 static void title_is(const char *sent, size_t max, const char *want)
@@ -240,13 +232,13 @@ TEST(the_first_words_of_the_user_are_the_title)
 {
     title_is("[" SAID("system", "s") "," SAID("user", "first") "," SAID("user", "b") "]",
              80, "first");
-    title_is("\"one\\n\\ttwo three\"", 9, "one  two ");
-    title_is("\"abc\"", 3, "abc");
-    title_is("\"\"", 80, "");
-    title_is("\"a\x7f~\"", 80, "a\x7f~"); /* only control characters become spaces */
-    title_is("\"a\xc3\xa9\"", 2, "a");    /* a character is not cut */
-    title_is("\"a\xc3\xa9\"", 3, "a\xc3\xa9");
-    title_is("[{\"role\":\"user\",\"content\":[]}," SAID("user", "then") "]", 80, "then");
+    title_is("'one\\n\\ttwo three'", 9, "one  two ");
+    title_is("'abc'", 3, "abc");
+    title_is("''", 80, "");
+    title_is("'a\x7f~'", 80, "a\x7f~"); /* only control characters become spaces */
+    title_is("'a\xc3\xa9'", 2, "a");    /* a character is not cut */
+    title_is("'a\xc3\xa9'", 3, "a\xc3\xa9");
+    title_is("[{'role': 'user', 'content': []}," SAID("user", "then") "]", 80, "then");
     title_is("[" SAID("assistant", "a") "]", 80, NULL);
 }
 
@@ -254,8 +246,7 @@ TEST(the_first_words_of_the_user_are_the_title)
 static void page_is(struct items_page page, const char *want, bool has_more)
 {
     struct json *items = parse(
-                    "[{\"id\":\"a\"},{\"id\":\"b\"},{\"id\":\"c\"},{\"id\":\"d\"},"
-                    "{\"id\":\"e\"}]"),
+                    "[{'id': 'a'}, {'id': 'b'}, {'id': 'c'}, {'id': 'd'}, {'id': 'e'}]"),
                 *list = NULL;
     struct fault f;
     char got[16] = "";
@@ -312,12 +303,11 @@ TEST(searches_find_texts_alone)
         {"hidden", true}, {"message", false}, {"\"city\"", true},
     };
     struct json *items = read_items(
-        "[{\"role\": \"user\", \"content\": \"Die Straße nach Öl\"}, {\"type\": "
-        "\"reasoning\", \"summary\": [], \"content\":  [{\"type\": \"reasoning_text\", "
-        "\"text\": \"hidden\"}]}, {\"type\": \"function_call\", \"call_id\": \"c\", "
-        "\"name\": \"get_weather\",  \"arguments\": \"{\\\"city\\\": \\\"Oslo\\\"}\"}, "
-        "{\"type\": \"function_call_output\", \"call_id\": \"c\", \"output\": "
-        "\"Cloudy\"}]");
+        "[{'role': 'user', 'content': 'Die Straße nach Öl'}, {'type': 'reasoning', "
+        "'summary': [], 'content':  [{'type': 'reasoning_text', 'text': 'hidden'}]}, "
+        "{'type': 'function_call', 'call_id': 'c', 'name': 'get_weather',  'arguments': "
+        "'{\\'city\\': \\'Oslo\\'}'}, {'type': 'function_call_output', 'call_id': 'c', "
+        "'output': 'Cloudy'}]");
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char *folded = items_fold(rows[i].query, strlen(rows[i].query));
         if (items_hold(items, folded) != rows[i].found)

@@ -9,6 +9,7 @@
 #include "base/textbuf.h"
 #include "api/prompts.h"
 #include "api/request.h"
+#include "tests/base/quotes.h"
 
 struct row {
     unsigned kind;
@@ -162,9 +163,7 @@ static struct json *parse(const char *text)
 {
     struct json *j;
     struct err err = {0};
-    char *body = xstrdup(text);
-    for (char *at = body; (at = strchr(at, '\'')) != NULL;)
-        *at = '"';
+    char *body = quotes_in(xstrdup(text));
     if (json_parse(&j, body, strlen(body), "row", &err) != 0)
         fail_msg("%s: %s", body, err.msg);
     free(body);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include "tests/unit.h"
+#include "tests/base/quotes.h"
 #include "base/rng.h"
 #include "base/json.h"
 
@@ -88,9 +89,7 @@ static struct grammar *schema(const char *text)
     struct json *v;
     struct grammar *g;
     struct err err = {0};
-    char *json = strdup(text);
-    for (char *p = json; *p != 0; p++)
-        *p = *p == '\'' ? '"' : *p;
+    char *json = quotes_in(strdup(text));
     assert_int_equal(json_parse(&v, json, strlen(json), "schema", &err), 0);
     free(json);
     if (grammar_compile(

@@ -2,6 +2,7 @@
 #include "model/config.h"
 
 #include "base/rng.h"
+#include "tests/base/quotes.h"
 #include "tests/base/tempdir.h"
 
 #include <errno.h>
@@ -17,7 +18,7 @@ static struct model_config parse(const char *text)
 {
     struct model_config c;
     struct err err = {0};
-    if (config_parse(&c, text, strlen(text), "config.json", &err) != 0)
+    if (config_parse(&c, quotes(text), strlen(text), "config.json", &err) != 0)
         fail_msg("%s", err.msg);
     return c;
 }
@@ -26,7 +27,7 @@ static void refuse(const char *text, int code, const char *part)
 {
     struct model_config c;
     struct err err = {0};
-    int rc = config_parse(&c, text, strlen(text), "config.json", &err);
+    int rc = config_parse(&c, quotes(text), strlen(text), "config.json", &err);
     if (rc != code || strstr(err.msg, part) == NULL ||
         strstr(err.msg, "config.json") != err.msg)
         fail_msg("expected %s with '%s', got %s: %s", err_name(code), part, err_name(rc),
@@ -36,17 +37,17 @@ static void refuse(const char *text, int code, const char *part)
 /* --- families ----------------------------------------------------------------------------- */
 
 #define LLAMA_SIZES                                                                        \
-    "\"hidden_size\": 64, \"intermediate_size\": 172, \"num_hidden_layers\": 5,"           \
-    "\"num_attention_heads\": 8, \"vocab_size\": 512, \"max_position_embeddings\": 256"
+    "'hidden_size': 64, 'intermediate_size': 172, 'num_hidden_layers': "                   \
+    "5, 'num_attention_heads': 8, 'vocab_size': 512, 'max_position_embeddings': 256"
 
-#define LLAMA(more) "{\"model_type\": \"llama\", " LLAMA_SIZES more "}"
+#define LLAMA(more) "{'model_type': 'llama', " LLAMA_SIZES more "}"
 
 TEST(test_llama)
 {
     struct model_config c = parse(
-        LLAMA(", \"architectures\": [\"LlamaForCausalLM\"], \"num_key_value_heads\": 4,"
-              "\"rms_norm_eps\": 1e-05, \"bos_token_id\": 1, \"eos_token_id\": 2,"
-              "\"torch_dtype\": \"bfloat16\", \"tie_word_embeddings\": true"));
+        LLAMA(", 'architectures': ['LlamaForCausalLM'], 'num_key_value_heads': "
+              "4, 'rms_norm_eps': 1e-05, 'bos_token_id': 1, 'eos_token_id': "
+              "2, 'torch_dtype': 'bfloat16', 'tie_word_embeddings': true"));
     assert_int_equal(c.family, FAMILY_LLAMA);
     assert_int_equal(c.n_kv_heads, 4);
     assert_int_equal(c.d_head, 8);
@@ -63,8 +64,7 @@ TEST(test_llama)
     assert_int_equal(config_add_eos(&c, 2, NULL), 0);
     assert_true(config_is_eos(&c, 3) && c.n_eos == 2);
 
-    c = parse(
-        LLAMA(", \"head_dim\": 32, \"dtype\": \"float16\", \"eos_token_id\": [3, 4, 3]"));
+    c = parse(LLAMA(", 'head_dim': 32, 'dtype': 'float16', 'eos_token_id': [3, 4, 3]"));
     assert_int_equal(c.d_head, 32);
     assert_int_equal(c.n_kv_heads, 8);
     assert_int_equal(c.n_eos, 2);
@@ -74,10 +74,10 @@ TEST(test_llama)
 TEST(test_rope_scaling)
 {
     const char *inner =
-        "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0,"
-        "\"high_freq_factor\": 4.0, \"original_max_position_embeddings\": 8192";
+        "'rope_type': 'llama3', 'factor': 8.0, 'low_freq_factor': 1.0, 'high_freq_factor': "
+        "4.0, 'original_max_position_embeddings': 8192";
     char text[1024];
-    snprintf(text, sizeof text, LLAMA(", \"rope_theta\": 500000.0, \"rope_scaling\": {%s}"),
+    snprintf(text, sizeof text, LLAMA(", 'rope_theta': 500000.0, 'rope_scaling': {%s}"),
              inner);
     struct model_config c = parse(text);
     /* two short wavelengths stay, one is blended, the long one is stretched */
@@ -87,34 +87,33 @@ TEST(test_rope_scaling)
     assert_true(fabs((double)factors[2] - 2.69453001) < 1e-7);
     assert_true(c.rope_theta == 500000);
 
-    snprintf(text, sizeof text, LLAMA(", \"rope_parameters\": {\"rope_theta\": 7, %s}"),
-             inner);
+    snprintf(text, sizeof text, LLAMA(", 'rope_parameters': {'rope_theta': 7, %s}"), inner);
     c = parse(text);
     assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
     assert_true(c.rope_theta == 7);
 
     /* linear scaling stretches all wavelengths; a factor of 1 is none */
-    c = parse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.5}"));
+    c = parse(LLAMA(", 'rope_scaling': {'type': 'linear', 'factor': 2.5}"));
     assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_FACTORS);
     for (int i = 0; i < 4; i++)
         assert_true(c.rope_scaling.factors[i] == 2.5f);
     assert_true(c.rope_scaling.factors[4] == 0);
-    c = parse(LLAMA(", \"rope_parameters\": {\"rope_type\": \"linear\", \"factor\": 1}"));
+    c = parse(LLAMA(", 'rope_parameters': {'rope_type': 'linear', 'factor': 1}"));
     assert_int_equal(c.rope_scaling.kind, ROPE_SCALING_NONE);
-    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}"), ERR_FORMAT,
+    refuse(LLAMA(", 'rope_scaling': {'type': 'linear', 'factor': 0.5}"), ERR_FORMAT,
            "'rope_scaling': 'factor' must be a number from 1 to 1000000");
-    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"linear\"}"), ERR_FORMAT,
+    refuse(LLAMA(", 'rope_scaling': {'type': 'linear'}"), ERR_FORMAT,
            "'rope_scaling': 'factor' is missing");
 
-    assert_int_equal(parse(LLAMA(", \"rope_scaling\": null")).rope_scaling.kind,
+    assert_int_equal(parse(LLAMA(", 'rope_scaling': null")).rope_scaling.kind,
                      ROPE_SCALING_NONE);
-    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4}"), ERR_FORMAT,
+    refuse(LLAMA(", 'rope_scaling': {'type': 'yarn', 'factor': 4}"), ERR_FORMAT,
            "'rope_scaling': 'original_max_position_embeddings' is missing");
-    refuse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 0.5,"
-                 "\"original_max_position_embeddings\": 64}"),
+    refuse(LLAMA(", 'rope_scaling': {'type': 'yarn', 'factor': "
+                 "0.5, 'original_max_position_embeddings': 64}"),
            ERR_FORMAT, "needs factor >= 1");
-    c = parse(LLAMA(", \"rope_scaling\": {\"type\": \"yarn\", \"factor\": 4,"
-                    "\"original_max_position_embeddings\": 64}"));
+    c = parse(LLAMA(", 'rope_scaling': {'type': 'yarn', 'factor': "
+                    "4, 'original_max_position_embeddings': 64}"));
     assert_true(c.rope_scaling.factors[0] == 1 && c.rope_scaling.factors[3] == 4);
     assert_true(c.rope_magnitude == (float)(0.1 * log(4) + 1));
 }
@@ -124,12 +123,10 @@ TEST(test_rope_scaling)
 TEST(test_longrope)
 {
 #define LONGROPE(n, more)                                                                  \
-    "{\"model_type\": \"phi3\", " LLAMA_SIZES                                              \
-    ", \"rope_scaling\": {\"type\": \"longrope\"," more                                    \
-    "\"short_factor\": [1.0, 2.0, 3.0, 4.0],"                                              \
-    "\"long_factor\": [" n "5.0, 6.0, 7.0]}}"
+    "{'model_type': 'phi3', " LLAMA_SIZES ", 'rope_scaling': {'type': 'longrope'," more    \
+    "'short_factor': [1.0, 2.0, 3.0, 4.0], 'long_factor': [" n "5.0, 6.0, 7.0]}}"
     struct model_config c = parse(
-        LONGROPE("4.0,", "\"original_max_position_embeddings\": 64,"));
+        LONGROPE("4.0,", "'original_max_position_embeddings': 64,"));
     assert_int_equal(c.rope_scaling.short_ctx, 64);
     assert_true(c.rope_magnitude == (float)sqrt(1 + log(c.max_ctx / 64.0) / log(64)));
     struct model_config of_short = c, of_long = c;
@@ -139,39 +136,39 @@ TEST(test_longrope)
         assert_true(of_short.rope_scaling.factors[i] == (float)(i + 1));
         assert_true(of_long.rope_scaling.factors[i] == (float)(i + 4));
     }
-    refuse(LONGROPE("", "\"original_max_position_embeddings\": 64,"), ERR_FORMAT,
+    refuse(LONGROPE("", "'original_max_position_embeddings': 64,"), ERR_FORMAT,
            "'factors' has fewer entries than 4");
     refuse(LONGROPE("4.0,", ""), ERR_FORMAT, "needs 'original_max_position_embeddings'");
 }
 
 TEST(test_refused_scalings)
 {
-    refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"default\"},"
-                 "\"rope_parameters\": {\"rope_type\": \"default\"}"),
+    refuse(LLAMA(", 'rope_scaling': {'rope_type': 'default'}, 'rope_parameters': "
+                 "{'rope_type': 'default'}"),
            ERR_UNSUPPORTED, "'rope_scaling': stands beside 'rope_parameters'");
-    refuse(LLAMA(", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8.0}"),
-           ERR_FORMAT, "'rope_scaling': 'original_max_position_embeddings' is missing");
+    refuse(LLAMA(", 'rope_scaling': {'rope_type': 'llama3', 'factor': 8.0}"), ERR_FORMAT,
+           "'rope_scaling': 'original_max_position_embeddings' is missing");
 }
 
 TEST(test_mistral_and_qwen)
 {
     struct model_config c;
 #define MISTRAL(more)                                                                      \
-    "{\"model_type\": \"mistral\", " LLAMA_SIZES ", \"num_key_value_heads\": 2" more "}"
-    assert_int_equal(parse(MISTRAL(", \"sliding_window\": 64")).sliding_window, 64);
-    assert_int_equal(parse(MISTRAL(", \"sliding_window\": null")).sliding_window, 0);
+    "{'model_type': 'mistral', " LLAMA_SIZES ", 'num_key_value_heads': 2" more "}"
+    assert_int_equal(parse(MISTRAL(", 'sliding_window': 64")).sliding_window, 64);
+    assert_int_equal(parse(MISTRAL(", 'sliding_window': null")).sliding_window, 0);
     assert_int_equal(parse(MISTRAL("")).sliding_window, 4096);
 #define QWEN(n, more)                                                                      \
-    "{\"model_type\": \"qwen" n "\", " LLAMA_SIZES ", \"num_key_value_heads\": 2" more "}"
-    c = parse(QWEN("2", ", \"sliding_window\": 64, \"use_sliding_window\": false"));
+    "{'model_type': 'qwen" n "', " LLAMA_SIZES ", 'num_key_value_heads': 2" more "}"
+    c = parse(QWEN("2", ", 'sliding_window': 64, 'use_sliding_window': false"));
     assert_true(c.qkv_bias && !c.attn_out_bias && !c.qk_norm);
     assert_int_equal(c.sliding_window, 0);
-    c = parse(QWEN("2", ", \"use_sliding_window\": true, \"max_window_layers\": 3"));
+    c = parse(QWEN("2", ", 'use_sliding_window': true, 'max_window_layers': 3"));
     assert_int_equal(c.sliding_window, 4096);
-    c = parse(QWEN("3", ", \"head_dim\": 16, \"attention_bias\": false"));
+    c = parse(QWEN("3", ", 'head_dim': 16, 'attention_bias': false"));
     assert_true(c.qk_norm && !c.qkv_bias);
     assert_int_equal(c.d_head, 16);
-    refuse(QWEN("3", ", \"attention_bias\": true"), ERR_UNSUPPORTED,
+    refuse(QWEN("3", ", 'attention_bias': true"), ERR_UNSUPPORTED,
            "'attention_bias': true is not supported");
 }
 
@@ -179,14 +176,12 @@ TEST(test_mistral_and_qwen)
 TEST(test_text_part_of_a_model_that_sees)
 {
 #define GEMMA3_4B(around)                                                                  \
-    "{\"architectures\": [\"Gemma3ForConditionalGeneration\"], \"model_type\": "           \
-    "\"gemma3\","                                                                          \
-    "\"eos_token_id\": [1, 106], \"torch_dtype\": \"bfloat16\", \"image_token_index\": "   \
-    "262144,"                                                                              \
-    "\"text_config\": {\"hidden_size\": 2560, \"intermediate_size\": 10240,"               \
-    "\"model_type\": \"gemma3_text\", \"num_hidden_layers\": 34, \"rope_scaling\":"        \
-    "{\"factor\": 8.0, \"rope_type\": \"linear\"}, \"sliding_window\": 1024}," around      \
-    "\"vision_config\": {\"hidden_size\": 1152, \"image_size\": 896}}"
+    "{'architectures': ['Gemma3ForConditionalGeneration'], 'model_type': 'gemma3', "       \
+    "'eos_token_id': [1, 106], 'torch_dtype': 'bfloat16', 'image_token_index': "           \
+    "262144, 'text_config': {'hidden_size': 2560, 'intermediate_size': "                   \
+    "10240, 'model_type': 'gemma3_text', 'num_hidden_layers': 34, 'rope_scaling': "        \
+    "{'factor': 8.0, 'rope_type': 'linear'}, 'sliding_window': 1024}," around              \
+    "'vision_config': {'hidden_size': 1152, 'image_size': 896}}"
     struct model_config c = parse(GEMMA3_4B(""));
     assert_int_equal(c.family, FAMILY_GEMMA3);
     assert_int_equal(c.n_heads, 8);
@@ -201,7 +196,7 @@ TEST(test_text_part_of_a_model_that_sees)
     assert_int_equal(config_window(&c, 5), 0);
     assert_int_equal(config_params(&c), 3880263168); /* of the text part */
     assert_true(config_is_eos(&c, 1) && config_is_eos(&c, 106));
-    refuse(GEMMA3_4B("\"quantization_config\": {\"bits\": 4},"), ERR_UNSUPPORTED,
+    refuse(GEMMA3_4B("'quantization_config': {'bits': 4},"), ERR_UNSUPPORTED,
            "'quantization_config'");
 }
 
@@ -212,17 +207,16 @@ TEST(test_partial_rotary)
 {
     static const char *const whole[] = {"llama", "mistral", "qwen2", "qwen3"};
     static const char *const forms[] = {
-        ", \"partial_rotary_factor\": %s",
-        ", \"rope_parameters\": {\"rope_type\": \"default\","
-        "\"partial_rotary_factor\": %s}"};
+        ", 'partial_rotary_factor': %s",
+        ", 'rope_parameters': {'rope_type': 'default', 'partial_rotary_factor': %s}"};
     for (int form = 0; form < 2; form++) {
         char text[1024], field[160], message[80];
         for (int i = 0; i < 4; i++) {
             for (int half = 0; half < 2; half++) {
                 snprintf(field, sizeof field, forms[form], half ? "0.5" : "1.0");
                 snprintf(text, sizeof text,
-                         "{\"model_type\": \"%s\", " LLAMA_SIZES
-                         ", \"num_key_value_heads\": 2%s}",
+                         "{'model_type': '%s', " LLAMA_SIZES
+                         ", 'num_key_value_heads': 2%s}",
                          whole[i], field);
                 snprintf(message, sizeof message, "is 0.5, but %s models", whole[i]);
                 if (half)
@@ -233,17 +227,16 @@ TEST(test_partial_rotary)
         }
         snprintf(field, sizeof field, forms[form], "0.5");
         snprintf(text, sizeof text,
-                 "{\"model_type\": \"gemma\", " LLAMA_SIZES
-                 ", \"head_dim\": 32, \"hidden_activation\": \"gelu_pytorch_tanh\"%s}",
+                 "{'model_type': 'gemma', " LLAMA_SIZES
+                 ", 'head_dim': 32, 'hidden_activation': 'gelu_pytorch_tanh'%s}",
                  field);
         refuse(text, ERR_UNSUPPORTED, "gemma models rotate whole heads");
-        snprintf(
-            text, sizeof text,
-            "{\"model_type\": \"falcon\", \"hidden_size\": 64, \"num_hidden_layers\": 2,"
-            "\"num_attention_heads\": 8, \"vocab_size\": 512, \"multi_query\": true%s}",
-            field);
+        snprintf(text, sizeof text,
+                 "{'model_type': 'falcon', 'hidden_size': 64, 'num_hidden_layers': "
+                 "2, 'num_attention_heads': 8, 'vocab_size': 512, 'multi_query': true%s}",
+                 field);
         refuse(text, ERR_UNSUPPORTED, "falcon models rotate whole heads");
-        snprintf(text, sizeof text, "{\"model_type\": \"phi3\", " LLAMA_SIZES "%s}", field);
+        snprintf(text, sizeof text, "{'model_type': 'phi3', " LLAMA_SIZES "%s}", field);
         assert_int_equal(parse(text).d_rope, parse(text).d_head / 2);
     }
 }
@@ -252,80 +245,80 @@ TEST(test_refusals)
 {
     refuse("{", ERR_FORMAT, "config.json:1:1: ");
     refuse("[]", ERR_FORMAT, "'model_type' and 'architectures' are missing");
-    refuse(LLAMA(", \"architectures\": [\"LlamaForSequenceClassification\"]"),
-           ERR_UNSUPPORTED,
+    refuse(LLAMA(", 'architectures': ['LlamaForSequenceClassification']"), ERR_UNSUPPORTED,
            "architecture 'LlamaForSequenceClassification' is not supported");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": \"64\"}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': '64'}", ERR_FORMAT,
            "'hidden_size' must be an integer, it is a string");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 0}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 0}", ERR_FORMAT,
            "'hidden_size' is 0, it must lie in 1..65536");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 65537}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 65537}", ERR_FORMAT,
            "'hidden_size' is 65537, it must lie in 1..65536");
-    refuse(LLAMA(", \"head_dim\": 16384"), ERR_FORMAT, "65536");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
-           "\"num_attention_heads\": 8, \"vocab_size\": 512, \"intermediate_size\": 65537}",
+    refuse(LLAMA(", 'head_dim': 16384"), ERR_FORMAT, "65536");
+    refuse("{'model_type': 'llama', 'hidden_size': 64, 'num_hidden_layers': "
+           "5, 'num_attention_heads': 8, 'vocab_size': 512, 'intermediate_size': 65537}",
            ERR_FORMAT, "'intermediate_size' is 65537, it must lie in 1..65536");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 5,"
-           "\"num_attention_heads\": 8, \"vocab_size\": 4194305}",
+    refuse("{'model_type': 'llama', 'hidden_size': 64, 'num_hidden_layers': "
+           "5, 'num_attention_heads': 8, 'vocab_size': 4194305}",
            ERR_FORMAT, "'vocab_size' is 4194305, it must lie in 1..4194304");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 4294967360}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 4294967360}", ERR_FORMAT,
            "'hidden_size' is 4294967360, it must lie in");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 9223372036854775807}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 9223372036854775807}", ERR_FORMAT,
            "'hidden_size' is 9223372036854775807, it must lie in");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 1e30}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 1e30}", ERR_FORMAT,
            "'hidden_size' must be an integer");
-    refuse("{\"model_type\": \"llama\", \"hidden_size\": 64}", ERR_FORMAT,
+    refuse("{'model_type': 'llama', 'hidden_size': 64}", ERR_FORMAT,
            "'num_hidden_layers' is missing");
-    refuse(LLAMA(", \"eos_token_id\": \"</s>\""), ERR_FORMAT, "'eos_token_id' must be");
+    refuse(LLAMA(", 'eos_token_id': '</s>'"), ERR_FORMAT, "'eos_token_id' must be");
 }
 
 #define OPT_SIZES                                                                          \
-    "\"hidden_size\": 64, \"ffn_dim\": 128, \"num_hidden_layers\": 2,"                     \
-    "\"num_attention_heads\": 4, \"vocab_size\": 512, \"max_position_embeddings\": 128"
+    "'hidden_size': 64, 'ffn_dim': 128, 'num_hidden_layers': 2, 'num_attention_heads': "   \
+    "4, "                                                                                  \
+    "'vocab_size': 512, 'max_position_embeddings': 128"
 #define FALCON_SIZES                                                                       \
-    "\"hidden_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 8,"           \
-    "\"vocab_size\": 512"
+    "'hidden_size': 64, 'num_hidden_layers': 2, 'num_attention_heads': 8, 'vocab_size': "  \
+    "512"
 
 /* Sizes of every family, and other fields of its published files. */
 static const struct {
     const char *type, *sizes, *published;
 } as_published[] = {
     {"llama", LLAMA_SIZES,
-     "\"attention_bias\": false, \"attention_dropout\": 0.0, \"is_llama_config\": true,"
-     "\"mlp_bias\": false, \"pretraining_tp\": 1, \"rope_interleaved\": false,"
-     "\"pad_token_id\": 0, \"unsloth_version\": \"2025.1.1\", \"rope_scaling\": null"},
-    {"mistral", LLAMA_SIZES ", \"num_key_value_heads\": 2",
-     "\"sliding_window\": 64, \"attention_dropout\": 0.0, \"initializer_range\": 0.02"},
-    {"qwen2", LLAMA_SIZES ", \"num_key_value_heads\": 2",
-     "\"max_window_layers\": 3, \"sliding_window\": 64, \"use_sliding_window\": false,"
-     "\"use_mrope\": false, \"attention_dropout\": 0.0"},
-    {"qwen3", LLAMA_SIZES ", \"num_key_value_heads\": 2",
-     "\"attention_bias\": false, \"head_dim\": 16, \"max_window_layers\": 3,"
-     "\"sliding_window\": null, \"use_sliding_window\": false"},
+     "'attention_bias': false, 'attention_dropout': 0.0, 'is_llama_config': "
+     "true, 'mlp_bias': false, 'pretraining_tp': 1, 'rope_interleaved': "
+     "false, 'pad_token_id': 0, 'unsloth_version': '2025.1.1', 'rope_scaling': null"},
+    {"mistral", LLAMA_SIZES ", 'num_key_value_heads': 2",
+     "'sliding_window': 64, 'attention_dropout': 0.0, 'initializer_range': 0.02"},
+    {"qwen2", LLAMA_SIZES ", 'num_key_value_heads': 2",
+     "'max_window_layers': 3, 'sliding_window': 64, 'use_sliding_window': "
+     "false, 'use_mrope': false, 'attention_dropout': 0.0"},
+    {"qwen3", LLAMA_SIZES ", 'num_key_value_heads': 2",
+     "'attention_bias': false, 'head_dim': 16, 'max_window_layers': 3, 'sliding_window': "
+     "null, 'use_sliding_window': false"},
     {"opt", OPT_SIZES,
-     "\"_remove_final_layer_norm\": false, \"activation_dropout\": 0.0, \"dropout\": 0.1,"
-     "\"init_std\": 0.02, \"layerdrop\": 0.0, \"prefix\": \"</s>\","
-     "\"word_embed_proj_dim\": 64, \"do_layer_norm_before\": true"},
+     "'_remove_final_layer_norm': false, 'activation_dropout': 0.0, 'dropout': "
+     "0.1, 'init_std': 0.02, 'layerdrop': 0.0, 'prefix': '</s>', 'word_embed_proj_dim': "
+     "64, "
+     "'do_layer_norm_before': true"},
     {"phi", LLAMA_SIZES,
-     "\"embd_pdrop\": 0.0, \"resid_pdrop\": 0.1, \"qk_layernorm\": false,"
-     "\"partial_rotary_factor\": 0.5, \"layer_norm_eps\": 1e-05"},
+     "'embd_pdrop': 0.0, 'resid_pdrop': 0.1, 'qk_layernorm': "
+     "false, 'partial_rotary_factor': 0.5, 'layer_norm_eps': 1e-05"},
     {"phi3", LLAMA_SIZES,
-     "\"auto_map\": {\"AutoConfig\": \"configuration_phi3.Phi3Config\"},\"embd_pdrop\": "
-     "0.0, \"resid_pdrop\": 0.0, \"original_max_position_embeddings\": "
-     "4096,\"full_attn_mod\": 1, \"interpolate_factor\": 1, \"lm_head_bias\": false"},
-    {"gemma", LLAMA_SIZES ", \"head_dim\": 32",
-     "\"hidden_act\": \"gelu\", \"hidden_activation\": \"gelu_pytorch_tanh\","
-     "\"use_bidirectional_attention\": null, \"attention_bias\": false"},
+     "'auto_map': {'AutoConfig': 'configuration_phi3.Phi3Config'}, 'embd_pdrop': 0.0, "
+     "'resid_pdrop': 0.0, 'original_max_position_embeddings': 4096, 'full_attn_mod': 1, "
+     "'interpolate_factor': 1, 'lm_head_bias': false"},
+    {"gemma", LLAMA_SIZES ", 'head_dim': 32",
+     "'hidden_act': 'gelu', 'hidden_activation': 'gelu_pytorch_tanh', "
+     "'use_bidirectional_attention': null, 'attention_bias': false"},
     {"falcon", FALCON_SIZES,
-     "\"alibi\": false, \"apply_residual_connection_post_layernorm\": false,"
-     "\"hidden_dropout\": 0.0, \"num_kv_heads\": 8, \"ff_factor\": 4, \"multi_query\": "
-     "true"},
+     "'alibi': false, 'apply_residual_connection_post_layernorm': false, 'hidden_dropout': "
+     "0.0, 'num_kv_heads': 8, 'ff_factor': 4, 'multi_query': true"},
 };
 
 #define EVERYWHERE                                                                         \
-    "\"_name_or_path\": \"x\", \"transformers_version\": \"4.40.2\", \"use_cache\": true," \
-    "\"is_encoder_decoder\": false, \"pruned_heads\": {}, \"temperature\": 1.0,"           \
-    "\"id2label\": {\"0\": \"LABEL_0\"}, \"new_and_unset\": null"
+    "'_name_or_path': 'x', 'transformers_version': '4.40.2', 'use_cache': "                \
+    "true, 'is_encoder_decoder': false, 'pruned_heads': {}, 'temperature': "               \
+    "1.0, 'id2label': {'0': 'LABEL_0'}, 'new_and_unset': null"
 
 /* Fields that change no result are accepted; any other is named, at the top level and inside the
  * RoPE object. */
@@ -333,35 +326,36 @@ TEST(test_unknown_fields)
 {
     for (size_t i = 0; i < sizeof as_published / sizeof as_published[0]; i++) {
         char start[1024], text[2048];
-        snprintf(start, sizeof start, "{\"model_type\": \"%s\", %s, %s, " EVERYWHERE,
+        snprintf(start, sizeof start, "{'model_type': '%s', %s, %s, " EVERYWHERE,
                  as_published[i].type, as_published[i].sizes, as_published[i].published);
         snprintf(text, sizeof text, "%s}", start);
         parse(text);
-        snprintf(text, sizeof text, "%s, \"residual_gain\": 1}", start);
+        snprintf(text, sizeof text, "%s, 'residual_gain': 1}", start);
         refuse(text, ERR_UNSUPPORTED, "'residual_gain': this field is not known in");
-        snprintf(text, sizeof text, "%s, \"is_encoder_decoder\": true}", start);
+        snprintf(text, sizeof text, "%s, 'is_encoder_decoder': true}", start);
         /* the written field occurs twice, so the file is invalid */
         refuse(text, ERR_FORMAT, "is_encoder_decoder");
-        snprintf(text, sizeof text, "%s, \"tie_word_embedding\": false}", start);
+        snprintf(text, sizeof text, "%s, 'tie_word_embedding': false}", start);
         refuse(text, ERR_UNSUPPORTED, "'tie_word_embedding'");
         if (strcmp(as_published[i].type, "opt") == 0)
             continue;
         snprintf(text, sizeof text,
-                 "%s, \"rope_parameters\": {\"rope_type\": \"default\", \"scale\": 2}}",
-                 start);
+                 "%s, 'rope_parameters': {'rope_type': 'default', 'scale': 2}}", start);
         refuse(text, ERR_UNSUPPORTED,
                "'rope_parameters': 'scale': this field is not known");
     }
-    refuse(LLAMA(", \"sliding_window\": 64"), ERR_UNSUPPORTED, "'sliding_window'");
+    refuse(LLAMA(", 'sliding_window': 64"), ERR_UNSUPPORTED, "'sliding_window'");
 }
 
 /* Truncations and random edits of a good file give an error or a config that meets its invariants.
  */
 TEST(test_damage)
 {
-    char text[] = LLAMA(
-        ", \"num_key_value_heads\": 4, \"eos_token_id\": [1, 2], \"head_dim\": 8");
-    const size_t n = sizeof text - 1;
+    char text[512];
+    snprintf(
+        text, sizeof text, "%s",
+        quotes(LLAMA(", 'num_key_value_heads': 4, 'eos_token_id': [1, 2], 'head_dim': 8")));
+    const size_t n = strlen(text);
     struct model_config c;
     for (size_t cut = 0; cut < n; cut++)
         assert_true(config_parse(&c, text, cut, "f", NULL) < 0);
@@ -420,35 +414,37 @@ TEST(test_shapes_round_trip)
 TEST(test_families_round_trip)
 {
     static const char *const texts[] = {
-        "{\"model_type\": \"qwen2\", " LLAMA_SIZES ", \"num_key_value_heads\": 2,"
-        "\"sliding_window\": 64, \"use_sliding_window\": true, \"layer_types\": ["
-        "\"sliding_attention\", \"full_attention\", \"sliding_attention\","
-        "\"full_attention\", \"full_attention\"]}",
-        "{\"model_type\": \"qwen3_moe\", " LLAMA_SIZES ", \"num_key_value_heads\": 2,"
-        "\"num_experts\": 16, \"num_experts_per_tok\": 4, \"moe_intermediate_size\": 48,"
-        "\"norm_topk_prob\": true}",
-        "{\"model_type\": \"mixtral\", " LLAMA_SIZES ", \"num_local_experts\": 8,"
-        "\"num_experts_per_tok\": 2, \"sliding_window\": 32}",
-        "{\"model_type\": \"gemma3_text\", " LLAMA_SIZES ", \"head_dim\": 32,"
-        "\"sliding_window\": 16, \"query_pre_attn_scalar\": 168, \"rope_theta\": 1000000.0,"
-        "\"rope_scaling\": {\"factor\": 8.0, \"rope_type\": \"linear\"}}",
-        "{\"architectures\": [\"Gemma3TextModel\"], " LLAMA_SIZES ", \"head_dim\": 32,"
-        "\"sliding_window\": 17, \"use_bidirectional_attention\": true,"
-        "\"hcache_pooling\": \"mean\", \"hcache_dense\": [96, 24]}",
-        "{\"model_type\": \"olmo2\", " LLAMA_SIZES "}",
-        "{\"model_type\": \"granite\", " LLAMA_SIZES ", \"embedding_multiplier\": 12,"
-        "\"residual_multiplier\": 0.22, \"attention_multiplier\": 0.0078125,"
-        "\"logits_scaling\": 7}",
-        "{\"model_type\": \"cohere2\", " LLAMA_SIZES ", \"sliding_window\": 16,"
-        "\"logit_scale\": 0.25, \"layer_switch\": 2}",
-        "{\"model_type\": \"ministral3\", " LLAMA_SIZES ", \"rope_parameters\": {"
-        "\"rope_type\": \"yarn\", \"factor\": 16.0, \"mscale\": 1, \"mscale_all_dim\": 1,"
-        "\"original_max_position_embeddings\": 64, \"llama_4_scaling_beta\": 0.125}}",
-        "{\"model_type\": \"glm4_moe\", " LLAMA_SIZES ", \"moe_intermediate_size\": 32,"
-        "\"n_routed_experts\": 12, \"num_experts_per_tok\": 4, \"n_shared_experts\": 2,"
-        "\"first_k_dense_replace\": 2, \"n_group\": 4, \"topk_group\": 3,"
-        "\"routed_scaling_factor\": 2.5, \"use_qk_norm\": true, \"attention_bias\": true,"
-        "\"norm_topk_prob\": false}",
+        "{'model_type': 'qwen2', " LLAMA_SIZES
+        ", 'num_key_value_heads': 2, 'sliding_window': 64, 'use_sliding_window': true, "
+        "'layer_types': ['sliding_attention', 'full_attention', 'sliding_attention', "
+        "'full_attention', 'full_attention']}",
+        "{'model_type': 'qwen3_moe', " LLAMA_SIZES
+        ", 'num_key_value_heads': 2, 'num_experts': 16, 'num_experts_per_tok': 4, "
+        "'moe_intermediate_size': 48, 'norm_topk_prob': true}",
+        "{'model_type': 'mixtral', " LLAMA_SIZES
+        ", 'num_local_experts': 8, 'num_experts_per_tok': 2, 'sliding_window': 32}",
+        "{'model_type': 'gemma3_text', " LLAMA_SIZES
+        ", 'head_dim': 32, 'sliding_window': 16, 'query_pre_attn_scalar': 168, "
+        "'rope_theta': 1000000.0, 'rope_scaling': {'factor': 8.0, 'rope_type': 'linear'}}",
+        "{'architectures': ['Gemma3TextModel'], " LLAMA_SIZES
+        ", 'head_dim': 32, 'sliding_window': 17, 'use_bidirectional_attention': "
+        "true, 'hcache_pooling': 'mean', 'hcache_dense': [96, 24]}",
+        "{'model_type': 'olmo2', " LLAMA_SIZES "}",
+        "{'model_type': 'granite', " LLAMA_SIZES
+        ", 'embedding_multiplier': 12, 'residual_multiplier': 0.22, "
+        "'attention_multiplier': "
+        "0.0078125, 'logits_scaling': 7}",
+        "{'model_type': 'cohere2', " LLAMA_SIZES
+        ", 'sliding_window': 16, 'logit_scale': 0.25, 'layer_switch': 2}",
+        "{'model_type': 'ministral3', " LLAMA_SIZES
+        ", 'rope_parameters': {'rope_type': 'yarn', 'factor': 16.0, 'mscale': 1, "
+        "'mscale_all_dim': 1, 'original_max_position_embeddings': 64, "
+        "'llama_4_scaling_beta': 0.125}}",
+        "{'model_type': 'glm4_moe', " LLAMA_SIZES
+        ", 'moe_intermediate_size': 32, 'n_routed_experts': 12, 'num_experts_per_tok': 4, "
+        "'n_shared_experts': 2, 'first_k_dense_replace': 2, 'n_group': 4, 'topk_group': "
+        "3, 'routed_scaling_factor': 2.5, 'use_qk_norm': true, 'attention_bias': "
+        "true, 'norm_topk_prob': false}",
     };
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         struct model_config c = parse(texts[i]);
@@ -465,7 +461,7 @@ static void put_file(const char *dir, const char *name, const char *text)
     snprintf(path, sizeof path, "%s/%s", dir, name);
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
-    fputs(text, f);
+    fputs(quotes(text), f);
     fclose(f);
 }
 
@@ -498,22 +494,22 @@ TEST(test_load)
     assert_non_null(strstr(err.msg, "config.json: not a regular file"));
     assert_int_equal(unlink(pipe), 0);
 
-    put_file(dir, "config.json", LLAMA(", \"eos_token_id\": 2"));
+    put_file(dir, "config.json", LLAMA(", 'eos_token_id': 2"));
     assert_int_equal(config_load(&c, dir, &err), 0);
     assert_int_equal(c.eos_ids[0], 2);
-    put_file(dir, "generation_config.json", "{\"eos_token_id\": [5, 6]}");
+    put_file(dir, "generation_config.json", "{'eos_token_id': [5, 6]}");
     assert_int_equal(config_load(&c, dir, &err), 0);
     assert_int_equal(c.n_eos, 2);
     assert_true(config_is_eos(&c, 6) && !config_is_eos(&c, 2));
-    put_file(dir, "generation_config.json", "{\"eos_token_id\": 4096}");
+    put_file(dir, "generation_config.json", "{'eos_token_id': 4096}");
     assert_int_equal(config_load(&c, dir, &err), ERR_FORMAT);
     assert_non_null(strstr(err.msg, "generation_config.json: 'eos_token_id' 4096"));
 
     put_file(dir, "tokenizer_config.json",
-             "{\"bos_token\": {\"content\": \"<s>\", \"special\": true}, \"eos_token\": "
-             "\"</s>\",\"add_bos_token\": true, \"model_max_length\": "
-             "1000000000000000019884624838656,\"chat_template\": [{\"name\": \"tool_use\", "
-             "\"template\": \"T\"},{\"name\": \"default\", \"template\": \"D\"}]}");
+             "{'bos_token': {'content': '<s>', 'special': true}, 'eos_token': '</s>', "
+             "'add_bos_token': true, 'model_max_length': "
+             "1000000000000000019884624838656, 'chat_template': [{'name': 'tool_use', "
+             "'template': 'T'}, {'name': 'default', 'template': 'D'}]}");
     assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
     assert_string_equal(t.bos_token, "<s>");
     assert_string_equal(t.eos_token, "</s>");
@@ -526,7 +522,7 @@ TEST(test_load)
     assert_int_equal(tokenizer_config_load(&t, dir, &err), 0);
     assert_string_equal(t.chat_template, "{{ bos_token }}");
     tokenizer_config_deinit(&t);
-    put_file(dir, "tokenizer_config.json", "{\"chat_template\": 5}");
+    put_file(dir, "tokenizer_config.json", "{'chat_template': 5}");
     assert_int_equal(tokenizer_config_load(&t, dir, &err), ERR_FORMAT);
     assert_non_null(strstr(err.msg, "'chat_template' must be a string, it is an integer"));
     tokenizer_config_deinit(&t);

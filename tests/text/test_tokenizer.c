@@ -6,6 +6,7 @@
 #include "base/json.h"
 #include "text/tokenizer.h"
 #include "tests/base/shareddata.h"
+#include "tests/base/quotes.h"
 #include "tests/base/tempdir.h"
 
 #include <errno.h>
@@ -69,11 +70,12 @@ static int32_t *encode(const struct tokenizer *t, const char *s, size_t n, unsig
 
 static void put_file(const char *dir, const char *name, const char *text)
 {
-    char *path = xasprintf("%s/%s", dir, name);
+    char *path = xasprintf("%s/%s", dir, name), *json = quotes_in(xstrdup(text));
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
-    fputs(text, f);
+    fputs(json, f);
     fclose(f);
+    free(json);
     free(path);
 }
 
@@ -506,13 +508,12 @@ TEST(test_vocab_and_merges)
     assert_int_equal(unlink(pipe), 0);
     free(pipe);
     put_file(dir, "vocab.json",
-             "{\"<s>\": 0, \"</s>\": 1, \"a\": 2, \"b\": 3, \"ab\": 4,"
-             "\"\xC4\xA0\": 5, \"\xC4\xA0"
-             "ab\": 6}");
+             "{'<s>': 0, '</s>': 1, 'a': 2, 'b': 3, 'ab': 4,'\xC4\xA0': 5, '\xC4\xA0"
+             "ab': 6}");
     expect_open_error(dir, -ENOENT, "has no tokenizer");
     put_file(dir, "merges.txt", "#version: 0.2\na b\n\xC4\xA0 ab\n");
     put_file(dir, "tokenizer_config.json",
-             "{\"bos_token\": \"</s>\", \"eos_token\": \"</s>\", \"add_bos_token\": true}");
+             "{'bos_token': '</s>', 'eos_token': '</s>', 'add_bos_token': true}");
     struct tokenizer *t = open_dir(dir);
     assert_int_equal(tokenizer_bos(t), 1);
     assert_true(tokenizer_is_special(t, 1));
@@ -529,7 +530,7 @@ TEST(test_vocab_and_merges)
     tokenizer_close(t);
 
     /* A named token that the vocabulary lacks gets the next id. */
-    put_file(dir, "tokenizer_config.json", "{\"bos_token\": \"<bos>\"}");
+    put_file(dir, "tokenizer_config.json", "{'bos_token': '<bos>'}");
     t = open_dir(dir);
     assert_int_equal(tokenizer_bos(t), 7);
     assert_true(tokenizer_is_special(t, 7));
@@ -551,7 +552,7 @@ TEST(test_empty_token)
     static const int32_t ids[] = {1, 0, 2, 0};
     size_t n;
     tempdir_make(dir, "tokenizer");
-    put_file(dir, "vocab.json", "{\"\": 0, \"a\": 1, \"b\": 2}");
+    put_file(dir, "vocab.json", "{'': 0, 'a': 1, 'b': 2}");
     put_file(dir, "merges.txt", "");
     put_file(dir, "tokenizer_config.json", "{}");
     struct tokenizer *t = open_dir(dir);
@@ -573,18 +574,16 @@ TEST(test_replace_bomb)
     tempdir_make(dir, "tokenizer");
     char *steps = xasprintf("%s", "");
     for (int i = 0; i < 16; i++) {
-        char *more = xasprintf(
-            "%s%s{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, "
-            "\"content\": \"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\"}",
-            steps, i > 0 ? ", " : "");
+        char *more = xasprintf("%s%s{'type': 'Replace', 'pattern': {'String': 'a'}, "
+                               "'content': 'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'}",
+                               steps, i > 0 ? ", " : "");
         free(steps);
         steps = more;
     }
-    char *text = xasprintf("{\"version\": \"1.0\", \"added_tokens\": [], \"normalizer\": "
-                           "{\"type\": \"Sequence\",\"normalizers\": [%s]}, "
-                           "\"pre_tokenizer\": null, \"post_processor\": null, "
-                           "\"decoder\":{\"type\": \"Fuse\"}, \"model\": {\"type\": "
-                           "\"BPE\", \"vocab\": {\"a\": 0, \"b\": 1},\"merges\": []}}",
+    char *text = xasprintf("{'version': '1.0', 'added_tokens': [], 'normalizer': {'type': "
+                           "'Sequence', 'normalizers': [%s]}, 'pre_tokenizer': null, "
+                           "'post_processor': null, 'decoder': {'type': 'Fuse'}, 'model': "
+                           "{'type': 'BPE', 'vocab': {'a': 0, 'b': 1}, 'merges': []}}",
                            steps);
     put_file(dir, "tokenizer.json", text);
     free(text);
@@ -611,17 +610,15 @@ TEST(test_replace_bomb)
  * All ids are those of transformers 5.23 (AutoTokenizer) for the same two files. */
 
 #define POST_TEMPLATE                                                                      \
-    "{\"type\": \"TemplateProcessing\", \"single\": [{\"SpecialToken\": {\"id\": \"<s>\"," \
-    "\"type_id\": 0}}, {\"Sequence\": {\"id\": \"A\", \"type_id\": 0}}], \"pair\": ["      \
-    "{\"SpecialToken\": {\"id\": \"<s>\", \"type_id\": 0}}, {\"Sequence\": {\"id\": "      \
-    "\"A\","                                                                               \
-    "\"type_id\": 0}}, {\"Sequence\": {\"id\": \"B\", \"type_id\": 1}}], "                 \
-    "\"special_tokens\": {"                                                                \
-    "\"<s>\": {\"id\": \"<s>\", \"ids\": [1], \"tokens\": [\"<s>\"]}}}"
+    "{'type': 'TemplateProcessing', 'single': [{'SpecialToken': {'id': '<s>', 'type_id': " \
+    "0}}, {'Sequence': {'id': 'A', 'type_id': 0}}], 'pair': [{'SpecialToken': {'id': "     \
+    "'<s>', 'type_id': 0}}, {'Sequence': {'id': 'A', 'type_id': 0}}, {'Sequence': {'id': " \
+    "'B', 'type_id': 1}}], 'special_tokens': {'<s>': {'id': '<s>', 'ids': [1], 'tokens': " \
+    "['<s>']}}}"
 #define SPECIAL_AT(id, text)                                                               \
-    "{\"id\": " #id ", \"content\": \"" text                                               \
-    "\", \"single_word\": false, \"lstrip\": false,"                                       \
-    "\"rstrip\": false, \"normalized\": false, \"special\": true}"
+    "{'id': " #id ", 'content': '" text                                                    \
+    "', 'single_word': false, 'lstrip': false, 'rstrip': false, 'normalized': false, "     \
+    "'special': true}"
 
 /* Opens a tokenizer with the vocabulary <unk> <s> </s> a b ab (ids 0 to 5). `added` lists its
  * special tokens, `config` has further members of tokenizer_config.json. */
@@ -629,17 +626,15 @@ static struct tokenizer *open_ab(const char *dir, const char *post, const char *
                                  const char *config)
 {
     char *text = xasprintf(
-        "{\"version\": \"1.0\", \"truncation\": null, \"padding\": null, \"added_tokens\": "
-        "[%s],\"normalizer\": null, \"pre_tokenizer\": null, \"post_processor\": %s, "
-        "\"decoder\": {\"type\": \"Fuse\"},\"model\": {\"type\": \"BPE\", \"unk_token\": "
-        "\"<unk>\", \"vocab\": {\"<unk>\": 0,\"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, "
-        "\"ab\": 5}, \"merges\": [\"a b\"]}}",
+        "{'version': '1.0', 'truncation': null, 'padding': null, 'added_tokens': [%s], "
+        "'normalizer': null, 'pre_tokenizer': null, 'post_processor': %s, 'decoder': "
+        "{'type': 'Fuse'}, 'model': {'type': 'BPE', 'unk_token': '<unk>', 'vocab': "
+        "{'<unk>': 0, '<s>': 1, '</s>': 2, 'a': 3, 'b': 4, 'ab': 5}, 'merges': ['a b']}}",
         added, post);
     put_file(dir, "tokenizer.json", text);
     free(text);
-    text = xasprintf(
-        "{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\", \"unk_token\": \"<unk>\"%s}",
-        config);
+    text = xasprintf("{'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'%s}",
+                     config);
     put_file(dir, "tokenizer_config.json", text);
     free(text);
     return open_dir(dir);
@@ -674,32 +669,29 @@ TEST(test_listed_tokens)
         int n;
         int32_t ids[8];
     } cases[] = {
-        {"\"6\": {\"content\": \"<x>\", \"special\": true}", "ab<x>b", 3, {5, 6, 4}},
-        {"\"6\": {\"content\": \"<y>\", \"special\": true}, \"7\": {\"content\": \"<x>\"}",
+        {"'6': {'content': '<x>', 'special': true}", "ab<x>b", 3, {5, 6, 4}},
+        {"'6': {'content': '<y>', 'special': true}, '7': {'content': '<x>'}",
          "ab<x>b",
          3,
          {5, 7, 4}},
-        {"\"7\": {\"content\": \"<y>\"}, \"6\": {\"content\": \"<x>\"}",
-         "ab<x>b",
-         3,
-         {5, 6, 4}},
-        {"\"6\": {\"content\": \"<x>\", \"lstrip\": true, \"normalized\": false}",
+        {"'7': {'content': '<y>'}, '6': {'content': '<x>'}", "ab<x>b", 3, {5, 6, 4}},
+        {"'6': {'content': '<x>', 'lstrip': true, 'normalized': false}",
          "ab <x>b",
          3,
          {5, 6, 4}},
-        {"\"5\": {\"content\": \"ab\", \"special\": true}", "aab", 2, {3, 5}},
-        {"\"4\": {\"content\": \"b\", \"normalized\": false}", "ab", 2, {3, 4}},
-        {"\"1\": {\"content\": \"<s>\", \"lstrip\": true, \"special\": true}",
+        {"'5': {'content': 'ab', 'special': true}", "aab", 2, {3, 5}},
+        {"'4': {'content': 'b', 'normalized': false}", "ab", 2, {3, 4}},
+        {"'1': {'content': '<s>', 'lstrip': true, 'special': true}",
          "a <s>ab",
          3,
          {3, 1, 5}},
-        {"\"1\": {\"content\": \"<s>\", \"special\": false}", "<s>ab", 2, {1, 5}},
-        {"\"6\": {\"content\": \"\"}", "ab", 1, {5}},
+        {"'1': {'content': '<s>', 'special': false}", "<s>ab", 2, {1, 5}},
+        {"'6': {'content': ''}", "ab", 1, {5}},
     };
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        char *config = xasprintf(", \"added_tokens_decoder\": {%s}", cases[i].list);
+        char *config = xasprintf(", 'added_tokens_decoder': {%s}", cases[i].list);
         struct tokenizer *t = open_ab(dir, "null", ALL_SPECIAL, config);
         expect_ids(t, cases[i].text, FLAGS, cases[i].n, cases[i].ids);
         tokenizer_close(t);
@@ -714,12 +706,12 @@ TEST(test_listed_tokens)
     /* The list has more tokens than tokenizer.json has in all. */
     char *many = xasprintf("%s", "");
     for (int id = 6; id < 26; id++) {
-        char *longer = xasprintf("%s%s\"%d\": {\"content\": \"<%d>\"}", many,
-                                 id > 6 ? ", " : "", id, id);
+        char *longer = xasprintf("%s%s'%d': {'content': '<%d>'}", many, id > 6 ? ", " : "",
+                                 id, id);
         free(many);
         many = longer;
     }
-    char *config = xasprintf(", \"added_tokens_decoder\": {%s}", many);
+    char *config = xasprintf(", 'added_tokens_decoder': {%s}", many);
     t = open_ab(dir, "null", ALL_SPECIAL, config);
     expect_ids(t, "ab<6><25>b", FLAGS, IDS(5, 6, 25, 4));
     tokenizer_close(t);
@@ -727,20 +719,19 @@ TEST(test_listed_tokens)
     free(many);
     /* The reference would give the new token id 6, whatever id the list gives. */
     put_file(dir, "tokenizer_config.json",
-             "{\"added_tokens_decoder\": {\"9\": {\"content\": \"<x>\"}}}");
+             "{'added_tokens_decoder': {'9': {'content': '<x>'}}}");
     expect_open_error(dir, ERR_MISMATCH, "'<x>' has id 9, but the next free one is 6");
     put_file(dir, "tokenizer_config.json",
-             "{\"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"single_word\": "
-             "true}}}");
+             "{'added_tokens_decoder': {'6': {'content': '<x>', 'single_word': true}}}");
     expect_open_error(dir, ERR_UNSUPPORTED, "'single_word' is not supported");
     put_file(dir, "tokenizer_config.json",
-             "{\"added_tokens_decoder\": {\"six\": {\"content\": \"<x>\"}}}");
+             "{'added_tokens_decoder': {'six': {'content': '<x>'}}}");
     expect_open_error(dir, ERR_FORMAT, "'six' is not a token's id");
     tempdir_remove(dir);
 }
 
-#define ADDED(text, more) "{\"__type\": \"AddedToken\", \"content\": \"" text "\"" more "}"
-#define NORMALIZED(is)    ", \"normalized\": " #is
+#define ADDED(text, more) "{'__type': 'AddedToken', 'content': '" text "'" more "}"
+#define NORMALIZED(is)    ", 'normalized': " #is
 
 /* Special tokens that only tokenizer_config.json or special_tokens_map.json names get the next free
  * ids, in the reference's order. */
@@ -753,60 +744,53 @@ TEST(test_named_tokens)
         /* expected ids; UNK: the tokenizer does not know this token */
         int32_t q, p, x, y, z, m;
     } cases[] = {
-        {", \"pad_token\": \"<p>\"", NULL, .p = 6},
+        {", 'pad_token': '<p>'", NULL, .p = 6},
         /* the order is the reference's, not that in the file */
-        {", \"pad_token\": \"<p>\", \"mask_token\": \"<m>\", \"sep_token\": \"<q>\","
-         "\"additional_special_tokens\": [\"<x>\", \"<p>\", \"<y>\"]",
+        {", 'pad_token': '<p>', 'mask_token': '<m>', 'sep_token': '<q>', "
+         "'additional_special_tokens': ['<x>', '<p>', '<y>']",
          NULL, .q = 6, .p = 7, .m = 8, .x = 9, .y = 10},
         /* a token of the vocabulary ("b") keeps its id */
-        {", \"additional_special_tokens\": [\"<y>\", \"<x>\", \"b\"]", NULL, .y = 6,
-         .x = 7},
-        {", \"extra_special_tokens\": [\"<y>\", \"<x>\"],"
-         "\"additional_special_tokens\": [\"<z>\"]",
+        {", 'additional_special_tokens': ['<y>', '<x>', 'b']", NULL, .y = 6, .x = 7},
+        {", 'extra_special_tokens': ['<y>', '<x>'], 'additional_special_tokens': ['<z>']",
          NULL, .y = 6, .x = 7},
-        {", \"extra_special_tokens\": [], \"additional_special_tokens\": [\"<z>\"]", NULL,
+        {", 'extra_special_tokens': [], 'additional_special_tokens': ['<z>']", NULL,
          .z = 6},
-        {", \"extra_special_tokens\": {\"image_token\": \"<y>\"},"
-         "\"additional_special_tokens\": [\"<z>\"]",
+        {", 'extra_special_tokens': {'image_token': '<y>'}, 'additional_special_tokens': "
+         "['<z>']",
          NULL, .y = 6, .z = 7},
-        {", \"image_token\": \"<y>\", \"pad_token\": \"<p>\","
-         "\"additional_special_tokens\": [\"<z>\"]",
+        {", 'image_token': '<y>', 'pad_token': '<p>', 'additional_special_tokens': ['<z>']",
          NULL, .p = 6, .y = 7, .z = 8},
-        {", \"pad_token\": " ADDED("<p>", NORMALIZED(true)), NULL, .p = 6},
-        {", \"pad_token\": \"\", \"additional_special_tokens\": [\"\", \"<x>\"]", NULL,
-         .x = 6},
-        {", \"additional_special_tokens\": null", NULL, .x = UNK},
+        {", 'pad_token': " ADDED("<p>", NORMALIZED(true)), NULL, .p = 6},
+        {", 'pad_token': '', 'additional_special_tokens': ['', '<x>']", NULL, .x = 6},
+        {", 'additional_special_tokens': null", NULL, .x = UNK},
         /* special_tokens_map.json overrides tokenizer_config.json, ... */
-        {"", "{\"pad_token\": \"<p>\", \"additional_special_tokens\": [\"<x>\"]}", .p = 6,
-         .x = 7},
-        {", \"pad_token\": \"<p>\"",
-         "{\"pad_token\": \"<q>\", \"additional_special_tokens\": [\"<x>\"]}", .q = 6,
-         .x = 7},
-        {", \"pad_token\": \"<p>\"", "{\"pad_token\": null}", .p = UNK},
-        {"", "{\"image_token\": \"<y>\"}", .y = 6},
+        {"", "{'pad_token': '<p>', 'additional_special_tokens': ['<x>']}", .p = 6, .x = 7},
+        {", 'pad_token': '<p>'",
+         "{'pad_token': '<q>', 'additional_special_tokens': ['<x>']}", .q = 6, .x = 7},
+        {", 'pad_token': '<p>'", "{'pad_token': null}", .p = UNK},
+        {"", "{'image_token': '<y>'}", .y = 6},
         /* ... but the lists of tokenizer_config.json override those of special_tokens_map.json,
          * ... */
-        {", \"additional_special_tokens\": [\"<y>\"]",
-         "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
-        {", \"extra_special_tokens\": [\"<y>\"]", "{\"extra_special_tokens\": [\"<x>\"]}",
-         .y = 6, .x = 7},
-        {", \"extra_special_tokens\": [\"<y>\"]",
-         "{\"additional_special_tokens\": [\"<x>\"]}", .y = 6},
+        {", 'additional_special_tokens': ['<y>']", "{'additional_special_tokens': ['<x>']}",
+         .y = 6},
+        {", 'extra_special_tokens': ['<y>']", "{'extra_special_tokens': ['<x>']}", .y = 6,
+         .x = 7},
+        {", 'extra_special_tokens': ['<y>']", "{'additional_special_tokens': ['<x>']}",
+         .y = 6},
         /* ... and with an added_tokens_decoder special_tokens_map.json does not count. */
-        {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\", \"special\": true}},"
-         "\"pad_token\": \"<p>\"",
-         "{\"pad_token\": \"<q>\"}", .x = 6, .p = 7},
-        {", \"added_tokens_decoder\": {}, \"pad_token\": \"<p>\"",
-         "{\"pad_token\": \"<q>\"}", .p = 6},
-        {", \"added_tokens_decoder\": {\"6\": {\"content\": \"<x>\"}},"
-         "\"additional_special_tokens\": [\"<y>\", \"<x>\"]",
+        {", 'added_tokens_decoder': {'6': {'content': '<x>', 'special': true}}, "
+         "'pad_token': '<p>'",
+         "{'pad_token': '<q>'}", .x = 6, .p = 7},
+        {", 'added_tokens_decoder': {}, 'pad_token': '<p>'", "{'pad_token': '<q>'}",
+         .p = 6},
+        {", 'added_tokens_decoder': {'6': {'content': '<x>'}}, "
+         "'additional_special_tokens': ['<y>', '<x>']",
          NULL, .x = 6, .y = 7},
         /* The order of other names: first tokens written as objects, then
          * special_tokens_map.json's, then those written as text, then extra_special_tokens. */
-        {", \"extra_special_tokens\": {\"image_token\": \"<y>\", \"b_token\": \"<q>\"},"
-         "\"image_token\": \"<x>\", \"a_token\": " ADDED("<m>", NORMALIZED(false)),
-         "{\"c_token\": \"<p>\", \"pad_token\": \"<z>\"}", .z = 6, .m = 7, .p = 8, .y = 9,
-         .q = 10},
+        {", 'extra_special_tokens': {'image_token': '<y>', 'b_token': '<q>'}, "
+         "'image_token': '<x>', 'a_token': " ADDED("<m>", NORMALIZED(false)),
+         "{'c_token': '<p>', 'pad_token': '<z>'}", .z = 6, .m = 7, .p = 8, .y = 9, .q = 10},
     };
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
@@ -838,11 +822,12 @@ TEST(test_named_flags)
     tempdir_make(dir, "tokenizer");
     struct tokenizer *t = open_ab(
         dir, "null", ALL_SPECIAL,
-        ", \"pad_token\": " ADDED(
-            "<p>", ", \"lstrip\": true" NORMALIZED(
-                       false)) ","
-                               "\"additional_special_tokens\": [" ADDED(
-                                   "<x>", ", \"rstrip\": true" NORMALIZED(false)) "]");
+        ", 'pad_token': " ADDED(
+            "<p>", ", 'lstrip': true" NORMALIZED(
+                       false)) ",'additional_special_tokens': [" ADDED("<x>",
+                                                                       ", 'rstrip': "
+                                                                       "true" NORMALIZED(
+                                                                           false)) "]");
     expect_ids(t, "a <p>b<x> b", TOKENIZER_PARSE_SPECIAL, IDS(3, 6, 4, 7, 4));
     assert_true(tokenizer_is_special(t, 6));
     /* a token written as an object in the list keeps its own flags, here: not special */
@@ -860,26 +845,24 @@ TEST(test_named_flags)
     /* A named token that is an added token already keeps its flags. A named token of the vocabulary
      * becomes an added token. */
     t = open_ab(dir, "null", ALL_SPECIAL,
-                ", \"pad_token\": " ADDED("<s>", ", \"lstrip\": true"));
+                ", 'pad_token': " ADDED("<s>", ", 'lstrip': true"));
     expect_ids(t, "a <s>", TOKENIZER_PARSE_SPECIAL, IDS(3, 0, 1));
     tokenizer_close(t);
-    t = open_ab(dir, "null", ALL_SPECIAL,
-                ", \"pad_token\": " ADDED("a", ", \"lstrip\": true"));
+    t = open_ab(dir, "null", ALL_SPECIAL, ", 'pad_token': " ADDED("a", ", 'lstrip': true"));
     expect_ids(t, "b a", TOKENIZER_PARSE_SPECIAL, IDS(4, 3));
     assert_true(tokenizer_is_special(t, 3));
     tokenizer_close(t);
-    put_file(dir, "tokenizer_config.json",
-             "{\"bos_token\": \"<b>\", \"eos_token\": \"<e>\"}");
+    put_file(dir, "tokenizer_config.json", "{'bos_token': '<b>', 'eos_token': '<e>'}");
     t = open_dir(dir);
     assert_int_equal(tokenizer_bos(t), 6);
     assert_int_equal(tokenizer_eos(t), 7);
     tokenizer_close(t);
-    put_file(dir, "tokenizer_config.json", "{\"pad_token\": 5}");
+    put_file(dir, "tokenizer_config.json", "{'pad_token': 5}");
     expect_open_error(dir, ERR_FORMAT, "'pad_token' must be a token's text or an object");
-    put_file(dir, "tokenizer_config.json", "{\"additional_special_tokens\": \"<x>\"}");
+    put_file(dir, "tokenizer_config.json", "{'additional_special_tokens': '<x>'}");
     expect_open_error(dir, ERR_FORMAT, "'additional_special_tokens' must be");
     put_file(dir, "tokenizer_config.json",
-             "{\"pad_token\": " ADDED("<p>", ", \"single_word\": true") "}");
+             "{'pad_token': " ADDED("<p>", ", 'single_word': true") "}");
     expect_open_error(dir, ERR_UNSUPPORTED, "'<p>': 'single_word' is not supported");
     put_file(dir, "tokenizer_config.json", "{}");
     put_file(dir, "special_tokens_map.json", "[");
@@ -893,11 +876,11 @@ TEST(test_switches)
 {
     static const char *const switches[] = {
         "",
-        ", \"add_eos_token\": true",
-        ", \"add_bos_token\": true",
-        ", \"add_bos_token\": true, \"add_eos_token\": true",
-        ", \"add_bos_token\": false",
-        ", \"add_bos_token\": false, \"add_eos_token\": true"};
+        ", 'add_eos_token': true",
+        ", 'add_bos_token': true",
+        ", 'add_bos_token': true, 'add_eos_token': true",
+        ", 'add_bos_token': false",
+        ", 'add_bos_token': false, 'add_eos_token': true"};
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
     for (int i = 0; i < 6; i++) {
@@ -912,11 +895,10 @@ TEST(test_switches)
     assert_int_equal(unlink(path), 0);
     free(path);
     put_file(dir, "vocab.json",
-             "{\"<unk>\": 0, \"<s>\": 1, \"</s>\": 2, \"a\": 3, \"b\": 4, \"ab\": 5}");
+             "{'<unk>': 0, '<s>': 1, '</s>': 2, 'a': 3, 'b': 4, 'ab': 5}");
     put_file(dir, "merges.txt", "#version: 0.2\na b\n");
     for (int i = 0; i < 6; i++) {
-        char *text = xasprintf("{\"bos_token\": \"<s>\", \"eos_token\": \"</s>\"%s}",
-                               switches[i]);
+        char *text = xasprintf("{'bos_token': '<s>', 'eos_token': '</s>'%s}", switches[i]);
         put_file(dir, "tokenizer_config.json", text);
         free(text);
         struct tokenizer *t = open_dir(dir);
@@ -937,26 +919,24 @@ TEST(test_unsupported_parts)
         const char *part;
     } cases[] = {
         {"", ERR_UNSUPPORTED, "decoder: a tokenizer without one is not supported"},
-        {", \"decoder\": {\"type\": \"Strip\", \"content\": \" \", \"start\": 1, \"stop\": "
-         "0}",
+        {", 'decoder': {'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0}",
          ERR_UNSUPPORTED, "decoder: Strip"},
-        {", \"decoder\": {\"type\": \"Sequence\", \"decoders\": [{\"type\": \"Fuse\"},"
-         "{\"type\": \"ByteFallback\"}]}",
+        {", 'decoder': {'type': 'Sequence', 'decoders': [{'type': 'Fuse'}, {'type': "
+         "'ByteFallback'}]}",
          ERR_UNSUPPORTED, "decoder: Replace or ByteFallback behind Fuse"},
-        {", \"decoder\": {\"type\": \"Fuse\"}, \"pre_tokenizer\": {\"type\": \"Split\","
-         "\"pattern\": {\"Regex\": \"\\\\w+\"}, \"behavior\": \"Isolated\"}",
+        {", 'decoder': {'type': 'Fuse'}, 'pre_tokenizer': {'type': 'Split', 'pattern': "
+         "{'Regex': '\\\\w+'}, 'behavior': 'Isolated'}",
          ERR_UNSUPPORTED, "regular expression: '\\w' is not supported"},
-        {", \"decoder\": {\"type\": \"Fuse\"}, \"pre_tokenizer\": {\"type\": \"Split\","
-         "\"pattern\": {\"Regex\": \"(a\"}, \"behavior\": \"Isolated\"}",
+        {", 'decoder': {'type': 'Fuse'}, 'pre_tokenizer': {'type': 'Split', 'pattern': "
+         "{'Regex': '(a'}, 'behavior': 'Isolated'}",
          ERR_FORMAT, "regular expression '(a': missing closing parenthesis"},
     };
     char dir[TEMPDIR_BYTES], text[1024];
     tempdir_make(dir, "tokenizer");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        snprintf(
-            text, sizeof text,
-            "{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, \"merges\": []}%s}",
-            cases[i].more);
+        snprintf(text, sizeof text,
+                 "{'model': {'type': 'BPE', 'vocab': {'a': 0}, 'merges': []}%s}",
+                 cases[i].more);
         put_file(dir, "tokenizer.json", text);
         expect_open_error(dir, cases[i].code, cases[i].part);
     }
@@ -968,8 +948,8 @@ TEST(test_unsupported_parts)
 TEST(test_ends_and_suppressed_tokens)
 {
 #define BYTES                                                                              \
-    "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "      \
-    "\"use_regex\": true}"
+    "{'type': 'ByteLevel', 'add_prefix_space': false, 'trim_offsets': true, 'use_regex': " \
+    "true}"
     static const struct {
         const char *eos, *added[4];
         int n, ends[4];
@@ -984,25 +964,24 @@ TEST(test_ends_and_suppressed_tokens)
     };
     char dir[TEMPDIR_BYTES];
     tempdir_make(dir, "tokenizer");
-    put_file(dir, "generation_config.json", "{\"suppress_tokens\": [1, -1, 3, 99]}");
+    put_file(dir, "generation_config.json", "{'suppress_tokens': [1, -1, 3, 99]}");
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++) {
         char added[768] = "", config[128] = "{}";
         int32_t ids[TOKENIZER_MAX_ENDS];
         int n_suppressed;
         for (int i = 0; rows[r].added[i] != NULL; i++)
             snprintf(added + strlen(added), sizeof added - strlen(added),
-                     "%s{\"id\": %d, \"content\": \"%s\", \"special\": true, "
-                     "\"single_word\": false, \"lstrip\": false, \"rstrip\": false, "
-                     "\"normalized\": false}",
+                     "%s{'id': %d, 'content': '%s', 'special': true, 'single_word': false, "
+                     "'lstrip': false, 'rstrip': false, 'normalized': false}",
                      i > 0 ? ", " : "", 2 + i, rows[r].added[i]);
-        char *json = xasprintf("{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, "
-                               "\"b\": 1}, \"merges\": []}, \"added_tokens\": [%s], "
-                               "\"pre_tokenizer\": " BYTES ", \"decoder\": " BYTES "}",
-                               added);
+        char *json = xasprintf(
+            "{'model': {'type': 'BPE', 'vocab': {'a': 0, 'b': 1}, 'merges': []}, "
+            "'added_tokens': [%s], 'pre_tokenizer': " BYTES ", 'decoder': " BYTES "}",
+            added);
         put_file(dir, "tokenizer.json", json);
         free(json);
         if (rows[r].eos != NULL)
-            snprintf(config, sizeof config, "{\"eos_token\": \"%s\"}", rows[r].eos);
+            snprintf(config, sizeof config, "{'eos_token': '%s'}", rows[r].eos);
         put_file(dir, "tokenizer_config.json", config);
         struct tokenizer *t = open_dir(dir);
         assert_int_equal(tokenizer_ends(t, ids), rows[r].n);
@@ -1013,7 +992,7 @@ TEST(test_ends_and_suppressed_tokens)
         assert_int_equal(n_suppressed, rows[r].added[1] != NULL ? 2 : 1);
         tokenizer_close(t);
     }
-    put_file(dir, "generation_config.json", "{\"suppress_tokens\": [1.5]}");
+    put_file(dir, "generation_config.json", "{'suppress_tokens': [1.5]}");
     expect_open_error(dir, ERR_FORMAT, "'suppress_tokens' must be a list of integers");
     tempdir_remove(dir);
 }
@@ -1023,25 +1002,19 @@ TEST(test_ends_and_suppressed_tokens)
 TEST(test_regular_expressions_that_replace)
 {
     static const char json[] =
-        "{\"added_tokens\": [{\"id\": 6, \"content\": \"<s>\", \"single_word\": false, "
-        "\"lstrip\": false, \"rstrip\": false, \"normalized\": false, \"special\": true}],"
-        "\"normalizer\": {\"type\": \"Sequence\", \"normalizers\": ["
-        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"\\\\A +| +\\\\z\"}, "
-        "\"content\": "
-        "\"\"},"
-        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \" {2,}\"}, \"content\": \" \"},"
-        "{\"type\": \"Replace\", \"pattern\": {\"String\": \" \"}, \"content\": "
-        "\"\xE2\x96\x81\"},"
-        "{\"type\": \"Replace\", \"pattern\": {\"Regex\": \"\\\\A\xE2\x96\x81\"}, "
-        "\"content\": "
-        "\"\xE2\x96\x81\xE2\x96\x81\"}]},"
-        "\"pre_tokenizer\": {\"type\": \"Metaspace\", \"replacement\": \"\xE2\x96\x81\", "
-        "\"prepend_scheme\": \"always\", \"split\": false}, \"decoder\": {\"type\": "
-        "\"Fuse\"}, "
-        "\"model\": {\"type\": \"BPE\", \"unk_token\": \"?\", \"vocab\": {\"?\": 0, "
-        "\"\xE2\x96\x81\": 1, \"a\": 2, \"b\": 3, \"\xE2\x96\x81"
-        "a\": 4, \"\xE2\x96\x81\xE2\x96\x81\": 5, \"<s>\": 6}, \"merges\": "
-        "[[\"\xE2\x96\x81\", \"a\"], [\"\xE2\x96\x81\", \"\xE2\x96\x81\"]]}}";
+        "{'added_tokens': [{'id': 6, 'content': '<s>', 'single_word': false, 'lstrip': "
+        "false, 'rstrip': false, 'normalized': false, 'special': true}], 'normalizer': "
+        "{'type': 'Sequence', 'normalizers': [{'type': 'Replace', 'pattern': {'Regex': "
+        "'\\\\A +| +\\\\z'}, 'content': ''}, {'type': 'Replace', 'pattern': {'Regex': ' "
+        "{2,}'}, 'content': ' '}, {'type': 'Replace', 'pattern': {'String': ' '}, "
+        "'content': '\xE2\x96\x81'}, {'type': 'Replace', 'pattern': {'Regex': "
+        "'\\\\A\xE2\x96\x81'}, 'content': '\xE2\x96\x81\xE2\x96\x81'}]}, 'pre_tokenizer': "
+        "{'type': 'Metaspace', 'replacement': '\xE2\x96\x81', 'prepend_scheme': 'always', "
+        "'split': false}, 'decoder': {'type': 'Fuse'}, 'model': {'type': 'BPE', "
+        "'unk_token': '?', 'vocab': {'?': 0, '\xE2\x96\x81': 1, 'a': 2, 'b': 3, "
+        "'\xE2\x96\x81"
+        "a': 4, '\xE2\x96\x81\xE2\x96\x81': 5, '<s>': 6}, 'merges': [['\xE2\x96\x81', "
+        "'a'], ['\xE2\x96\x81', '\xE2\x96\x81']]}}";
     static const struct {
         const char *text;
         size_t n;
