@@ -23,6 +23,7 @@ struct keys {
     int n_all, n_seen;
 };
 
+/* Returns which chunk of the whole context is the i-th that the last token sees. */
 static int chunk_seen(const struct keys *k, int i)
 {
     int64_t position = (int64_t)i * STORE_CHUNK_TOKENS;

@@ -19,6 +19,7 @@ static int key_run(struct conversations *c, const char *sql, const uint8_t *key,
     return db_run(c, sql, DB_VALUES(DB_BLOB(key, sizeof(struct sha256))), err);
 }
 
+/* The chunk loses one turn that names it. It is doomed if no other does. */
 static int drop_chunk(struct conversations *c, const uint8_t *key, struct err *err)
 {
     int rc = key_run(c, "UPDATE chunk SET n_turns = n_turns - 1 WHERE key = ?1", key, err);
@@ -110,6 +111,7 @@ static int row_of(struct conversations *c, const char *sql, const char *what,
     return rc > 0 ? 0 : rc < 0 ? rc : db_unknown(c, what, name, err);
 }
 
+/* Removes the turn's name, and erases it if it has no references. Else counts it as shared. */
 static int hide(struct conversations *c, int64_t row, struct erased *out, struct err *err)
 {
     int before = out->n_turns;

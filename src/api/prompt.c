@@ -139,6 +139,7 @@ int prompt_fits(const struct hcache *h, bool truncates, const char *text, size_t
 /* Bound on the tokens that a template writes around a system message. */
 enum { AROUND_SYSTEM = 32 };
 
+/* Returns the number of tokens of a message's content; 0 if it has no text. */
 static int text_tokens(const struct hcache *h, const struct json *content)
 {
     struct hcache_err err = {0};

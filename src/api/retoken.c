@@ -121,9 +121,19 @@ static int encode(const struct hcache *h, const struct prompt_text *text, int32_
     return hcache_encode(h, text->text, text->n, text->flags, ids, n, err);
 }
 
-static bool is_blank(char c)
+/* Sets *begin and *end to the text without blanks at both ends. Returns whether something is left,
+ * and is not the whole text. */
+static bool trim(const char *text, size_t n, size_t *begin, size_t *end)
 {
-    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+    static const char blanks[] = " \t\r\n";
+    *begin = 0;
+    *end = n;
+    while (*begin < n && memchr(blanks, text[*begin], 4) != NULL)
+        ++*begin;
+    while (*end > *begin && memchr(blanks, text[*end - 1], 4) != NULL)
+        --*end;
+    size_t left = *end - *begin;
+    return left > 0 && left < n;
 }
 
 /* Returns the salt under which the answers of this model are remembered, from malloc: the same text
@@ -244,22 +254,16 @@ int retoken_marks(const struct hcache *h, const struct prompt_text *asked,
                   const struct hcache_result *answer, int n_prompt,
                   struct retoken_mark out[RETOKEN_MAX_MARKS])
 {
-    size_t n_bytes, begin = 0, end;
+    size_t n_bytes, n_shown, begin, end;
     if (answer->text == NULL || answer->n_tokens == 0)
         return 0;
     int n = shown_tokens(h, answer, &n_bytes);
     if (n == 0)
         return 0;
-    char *shown = as_shown(answer->text, n_bytes, &end);
-    bool all_shown = n_bytes == answer->n_text;
-    size_t n_shown = end;
+    char *shown = as_shown(answer->text, n_bytes, &n_shown);
     out[0].n_tokens = out[1].n_tokens = n_prompt + n;
     prompt_text_answer(h, asked, shown, n_shown, &out[0].text, &out[0].n_text);
-    while (begin < end && is_blank(shown[begin]))
-        begin++;
-    while (end > begin && is_blank(shown[end - 1]))
-        end--;
-    bool is_trimmed = all_shown && end - begin < n_shown && end > begin;
+    bool is_trimmed = trim(shown, n_shown, &begin, &end) && n_bytes == answer->n_text;
     if (is_trimmed)
         prompt_text_answer(h, asked, shown + begin, end - begin, &out[1].text,
                            &out[1].n_text);
@@ -320,7 +324,7 @@ void retoken_remember(const struct hcache *h, struct answers *m,
                       const int32_t *prompt, int n_prompt,
                       const struct hcache_result *answer)
 {
-    size_t begin = 0, end, n_shown, n_bytes = 0;
+    size_t begin, end, n_shown, n_bytes = 0;
     int n = answer->text != NULL ? shown_tokens(h, answer, &n_bytes) : 0;
     /* A stop string or max_tokens may have cut the text inside a token. */
     if (n == 0 || n_bytes != answer->n_text)
@@ -330,12 +334,7 @@ void retoken_remember(const struct hcache *h, struct answers *m,
     const struct answers_ids ids = {
         .prompt = prompt, .n_prompt = n_prompt, .answer = answer->token_ids, .n_answer = n};
     remember(h, m, owner->salt, asked, shown, n_shown, &ids, &of);
-    end = n_shown;
-    while (begin < end && is_blank(shown[begin]))
-        begin++;
-    while (end > begin && is_blank(shown[end - 1]))
-        end--;
-    if (end - begin < n_shown && end > begin)
+    if (trim(shown, n_shown, &begin, &end))
         remember(h, m, owner->salt, asked, shown + begin, end - begin, &ids, &of);
     free(shown);
 }

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mem.h"
 #include "base/minmax.h"
 #include "base/utf8.h"
@@ -256,14 +257,10 @@ static int text_of(const struct textbuf *pdf, struct textbuf *text, struct fault
                        "(poppler-utils)");
     else if (file < 0)
         rc = fault_refuse(f, -errno, NULL, "no memory for the file: %s", strerror(errno));
-    for (size_t at = 0; rc == 0 && at < pdf->n;) {
-        ssize_t n = write(file, pdf->p + at, pdf->n - at);
-        if (n < 0 && errno != EINTR)
-            rc = fault_refuse(f, -errno, NULL, "no memory for the file: %s",
-                              strerror(errno));
-        at += (size_t)MAX(n, 0);
-    }
-    if (rc == 0 && lseek(file, 0, SEEK_SET) == 0)
+    int code = rc == 0 ? file_write_all(file, pdf->p, pdf->n, 0) : 0;
+    if (code != 0)
+        rc = fault_refuse(f, code, NULL, "no memory for the file: %s", strerror(-code));
+    if (rc == 0)
         rc = extract(program, file, text, f);
     if (file >= 0)
         close(file);
@@ -284,14 +281,12 @@ void api_pdf(struct call *c)
     int rc = text_of(&c->body, &text, &f);
     atomic_flag_clear(&is_busy);
     if (rc == 0) {
-        struct json *o = json_new_object();
         while (text.n > 0 && (unsigned char)text.p[text.n - 1] <= ' ')
             text.n--;
         for (size_t i = 0; i < text.n; i++)
             if (text.p[i] == '\f')
                 text.p[i] = '\n'; /* the end of a page */
-        json_put_bytes(o, "text", text.p, text.n);
-        call_json(c, 200, o);
+        call_json(c, 200, json_make("{text: %p}", json_new_bytes(text.p, text.n)));
     } else {
         call_fault(c, &f);
     }

@@ -274,6 +274,7 @@ static bool is_link(const struct origin_head *h, bool is_page)
            h->dest != NULL && strcmp(h->dest, "document") == 0;
 }
 
+/* Returns whether the browser says that the request comes from a page of another site. */
 static bool is_foreign(const struct origin_head *h)
 {
     return h->n_site > 1 || (h->n_site == 1 && strcmp(h->site, "same-origin") != 0 &&
