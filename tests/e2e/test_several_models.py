@@ -71,6 +71,7 @@ def on_demand(tmp, want):
     equal("tags has all, ps the loaded ones", [len(server.request("GET", f"/api/{r}")[2]["models"]) for r in ("tags", "ps")], [4, 3])
     equal("/props is of the model that it names", server.request("GET", "/props?model=blue")[2]["model_alias"], "blue")
     server.post("/v1/cache/flush", {})
+    check("/metrics shows the store of all", server.metric("hcache_store_bytes") > 0 and server.metric("hcache_store_saves") == 1)
     equal("without a name the first one answers", ask(server, None)["model"], "red")
     equal("a name may have Ollama's tag", ask(server, "blue:latest")["model"], "blue")
     status, _, r = server.post("/v1/completions", body("nix"))
