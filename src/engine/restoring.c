@@ -710,7 +710,7 @@ void restore_phase_abandon(struct restore_phase *g, struct seq *s)
 
 /* --- reads that hang or crawl ----------------------------------------------------------------- */
 
-/* Chooses what to do about reads. Lowers again_ns to the time at which they must be judged again. */
+/* Chooses what to do about reads. Lowers again_ns to the time of their next judgement. */
 static enum stall_choice choose(struct restore_phase *g, const struct stall_view *v)
 {
     double again_s;

@@ -55,10 +55,8 @@ static int read_types(struct pack_file *f, const struct json *o, struct err *err
     for (size_t i = 0; rc == 0 && i < json_count(list) && i < room; i++) {
         const struct json *t = json_at(list, i);
         int64_t n = 0;
-        rc = json_get_string(t, "name", &f->types.of[i].name, err);
-        if (rc == 0)
-            rc = json_get_int(t, "tensors", 0, 1 << 24, &n, err);
-        if (rc == 0)
+        if ((rc = json_get_string(t, "name", &f->types.of[i].name, err)) == 0 &&
+            (rc = json_get_int(t, "tensors", 0, 1 << 24, &n, err)) == 0)
             rc = json_get_bool(t, "quantised", &f->types.of[i].quantised, err);
         f->types.of[i].n_tensors = (int)n;
         f->types.n = (int)i + 1;
@@ -77,16 +75,12 @@ static int read_members(struct pack_file *f, const struct json *o, struct err *e
         const struct json *o1 = json_at(list, i);
         int64_t at = 0, bytes = 0, file_bytes = 0;
         const char *sum = NULL;
-        rc = json_get_string(o1, "name", &m->name, err);
-        if (rc == 0)
-            rc = json_get_int(o1, "at", 0, INT64_MAX, &at, err);
-        if (rc == 0)
-            rc = json_get_int(o1, "bytes", 0, (int64_t)MEMBER_MAX_BYTES, &bytes, err);
-        if (rc == 0)
-            rc = json_get_int(o1, "file_bytes", 0, INT64_MAX, &file_bytes, err);
-        if (rc == 0)
-            rc = json_get_string(o1, "checksum", &sum, err);
-        if (rc != 0)
+        const int64_t most = (int64_t)MEMBER_MAX_BYTES;
+        if ((rc = json_get_string(o1, "name", &m->name, err)) != 0 ||
+            (rc = json_get_int(o1, "at", 0, INT64_MAX, &at, err)) != 0 ||
+            (rc = json_get_int(o1, "bytes", 0, most, &bytes, err)) != 0 ||
+            (rc = json_get_int(o1, "file_bytes", 0, INT64_MAX, &file_bytes, err)) != 0 ||
+            (rc = json_get_string(o1, "checksum", &sum, err)) != 0)
             return rc;
         m->at = (uint64_t)at;
         m->bytes = (uint64_t)bytes;
@@ -112,10 +106,8 @@ static int read_parts(struct pack_file *f, const struct json *o, struct err *err
     for (size_t i = 0; i < f->n_parts; i++) {
         struct pack_part *p = &f->parts[i];
         int64_t at = 0, bytes = 0;
-        rc = json_get_int(json_at(list, i), "at", 0, INT64_MAX, &at, err);
-        if (rc == 0)
-            rc = json_get_int(json_at(list, i), "bytes", 0, INT64_MAX, &bytes, err);
-        if (rc != 0)
+        if ((rc = json_get_int(json_at(list, i), "at", 0, INT64_MAX, &at, err)) != 0 ||
+            (rc = json_get_int(json_at(list, i), "bytes", 0, INT64_MAX, &bytes, err)) != 0)
             return rc;
         *p = (struct pack_part){(uint64_t)at, (uint64_t)bytes, n_sums};
         n_sums += pack_part_sums(p);

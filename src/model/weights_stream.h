@@ -4,8 +4,8 @@
  *   passes   [compute 0 ][compute 1 ][wait|compute 2 ] ...   acquire waits where the disk is behind
  *   disk     [read 1    ][read 2         ][read 3    ] ...   one thread, two layers ahead
  *
- * It is for devices of one rank that compute in the host's memory: O_DIRECT reads fill a slot of the ring, and
- * operations read the weights there.  There is no page cache and no mmap.
+ * It is for devices of one rank that compute in the host's memory: O_DIRECT reads fill a slot of
+ * the ring, and operations read the weights there.  There is no page cache and no mmap.
  *
  * Passes go through the layers in ascending order, one pass after another.  So the order of reads
  * is known beyond the end of a pass: the streamed layers in ascending order, again and again.  A

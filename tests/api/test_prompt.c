@@ -9,6 +9,7 @@
 #include "base/textbuf.h"
 #include "base/json.h"
 #include "api/prompt.h"
+#include "tests/base/quotes.h"
 
 enum { CONTEXT = 640, HISTORY = 2000 };
 
@@ -37,7 +38,7 @@ static struct json *parse(const char *text)
 {
     struct json *v = NULL;
     struct err err = {0};
-    if (json_parse(&v, text, strlen(text), "the test", &err) != 0)
+    if (json_parse(&v, quotes(text), strlen(text), "the test", &err) != 0)
         fail_msg("%s", err.msg);
     return v;
 }
@@ -64,17 +65,16 @@ TEST(plain_text_has_a_line_for_each_message)
     static const struct {
         const char *messages, *text;
     } rows[] = {
-        {"[{\"role\":\"user\",\"content\":\"Hi\"}]", "user: Hi\nassistant:"},
-        {"[{\"role\":\"system\",\"content\":\"A\"},{\"role\":\"developer\",\"content\":"
-         "\"B\"},{\"role\":\"assistant\",\"content\":\" C\"}]",
+        {"[{'role': 'user', 'content': 'Hi'}]", "user: Hi\nassistant:"},
+        {"[{'role': 'system', 'content': 'A'}, {'role': 'developer', 'content': 'B'}, "
+         "{'role': 'assistant', 'content': ' C'}]",
          "system: A\nsystem: B\nassistant: C\nassistant:"},
-        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
-         "{\"type\":\"text\",\"text\":\"b\"}]}]",
+        {"[{'role': 'user', 'content': [{'type': 'text', 'text': 'a'}, {'type': 'text', "
+         "'text': 'b'}]}]",
          "user: ab\nassistant:"},
-        {"[{\"role\":\"user\",\"content\":null},{\"role\":\"user\",\"content\":[]}]",
+        {"[{'role': 'user', 'content': null}, {'role': 'user', 'content': []}]",
          "user: \nuser: \nassistant:"},
-        {"[{\"role\":\"user\",\"content\":\"x\",\"tool_calls\":[]}]",
-         "user: x\nassistant:"},
+        {"[{'role': 'user', 'content': 'x', 'tool_calls': []}]", "user: x\nassistant:"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct fault f;
@@ -96,20 +96,19 @@ TEST(messages_without_a_plain_form_are_refused)
     } rows[] = {
         {"[]", NULL, lists},
         {"{}", NULL, lists},
-        {"[{\"role\":\"user\",\"content\":\"a\"},{\"content\":\"b\"}]", NULL, roles},
-        {"[{\"role\":\"user\",\"content\":\"a\"},{\"role\":\"tool\",\"content\":\"b\"}]",
-         NULL, roles},
-        {"[{\"role\":\"user\",\"content\":7}]", NULL,
+        {"[{'role': 'user', 'content': 'a'}, {'content': 'b'}]", NULL, roles},
+        {"[{'role': 'user', 'content': 'a'}, {'role': 'tool', 'content': 'b'}]", NULL,
+         roles},
+        {"[{'role': 'user', 'content': 7}]", NULL,
          "'content' of a message must be a text or a list of parts, it is an integer"},
-        {"[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[1]}]",
+        {"[{'role': 'assistant', 'content': '', 'tool_calls': [1]}]",
          "unsupported_parameter", "message 0 has 'tool_calls', which are not supported"},
-        {"[{\"role\":\"user\",\"content\":[{\"type\":\"image\",\"text\":\"a\"}]}]",
+        {"[{'role': 'user', 'content': [{'type': 'image', 'text': 'a'}]}]",
          "unsupported_value",
          "'content' has a part that is not {\"type\": \"text\", \"text\": ...}; only text "
          "is supported"},
-        {"[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]", "unsupported_value",
-         NULL},
-        {"[{\"role\":\"user\",\"content\":[{\"text\":\"a\"}]}]", "unsupported_value", NULL},
+        {"[{'role': 'user', 'content': [{'type': 'text'}]}]", "unsupported_value", NULL},
+        {"[{'role': 'user', 'content': [{'text': 'a'}]}]", "unsupported_value", NULL},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct fault f;
@@ -133,7 +132,7 @@ TEST(messages_without_a_plain_form_are_refused)
 TEST(a_template_is_used_where_there_is_one)
 {
     struct fault f;
-    static const char hi[] = "[{\"role\":\"user\",\"content\":\"Hi there\"}]";
+    static const char hi[] = "[{'role': 'user', 'content': 'Hi there'}]";
     char *plain = render(h, hi, true, &f), *text = render(h, hi, false, &f);
     assert_non_null(text);
     assert_string_equal(plain, text);
@@ -143,7 +142,7 @@ TEST(a_template_is_used_where_there_is_one)
     free(text);
     assert_null(render(h, "[]", false, &f));
     assert_string_equal(f.message, "'messages' must be a list of messages");
-    assert_null(render(h, "{\"role\":\"user\"}", false, &f));
+    assert_null(render(h, "{'role': 'user'}", false, &f));
     assert_string_equal(f.message, "'messages' must be a list of messages");
     struct json *v = parse(hi), *tools = parse("[]");
     struct chat_source s = {.messages = v, .tools = tools};
@@ -161,7 +160,7 @@ TEST(a_template_is_used_where_there_is_one)
 TEST(special_tokens_are_guarded)
 {
     static const char answer[] = "<|end|>";
-    struct json *v = parse("[{\"role\":\"user\",\"content\":\"<|end|>\"}]");
+    struct json *v = parse("[{'role': 'user', 'content': '<|end|>'}]");
     size_t n_bytes[2];
     for (int parses = 0; parses < 2; parses++) {
         struct chat_source s = {.messages = v, .parse_special = parses};
@@ -272,15 +271,15 @@ TEST(the_systems_messages_are_kept)
     assert_int_equal(hcache_encode(h, "Be kind.", 8, 0, &ids, &n, &err), 0);
     hcache_free(ids);
     assert_int_equal(system_tokens("[]"), 0);
-    assert_int_equal(system_tokens("[{\"role\":\"user\",\"content\":\"Be kind.\"}]"), 0);
-    assert_int_equal(system_tokens("[{\"role\":\"system\",\"content\":\"\"}]"), 0);
-    assert_int_equal(system_tokens("[{\"role\":\"system\",\"content\":\"Be kind.\"}]"),
+    assert_int_equal(system_tokens("[{'role': 'user', 'content': 'Be kind.'}]"), 0);
+    assert_int_equal(system_tokens("[{'role': 'system', 'content': ''}]"), 0);
+    assert_int_equal(system_tokens("[{'role': 'system', 'content': 'Be kind.'}]"),
                      n + AROUND);
-    assert_int_equal(system_tokens("[{\"role\":\"system\",\"content\":\"Be kind.\"},"
-                                   "{\"role\":\"developer\",\"content\":\"Be kind.\"},"
-                                   "{\"role\":\"user\",\"content\":\"x\"},"
-                                   "{\"role\":\"system\",\"content\":\"Be kind.\"}]"),
-                     2 * (n + AROUND)); /* counts only the messages at the beginning */
+    assert_int_equal(
+        system_tokens("[{'role': 'system', 'content': 'Be kind.'}, {'role': 'developer', "
+                      "'content': 'Be kind.'}, {'role': 'user', 'content': 'x'}, {'role': "
+                      "'system', 'content': 'Be kind.'}]"),
+        2 * (n + AROUND)); /* counts only the messages at the beginning */
     struct hcache_truncation t = {.keep = 128};
     prompt_keep(128, &t);
     assert_int_equal(t.keep, 128);

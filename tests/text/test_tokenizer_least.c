@@ -8,6 +8,7 @@
 
 #include "base/mem.h"
 #include "text/tokenizer.h"
+#include "tests/base/quotes.h"
 #include "tests/base/tempdir.h"
 
 static struct tokenizer *make(const char *model, const char *steps, const char *added)
@@ -19,11 +20,11 @@ static struct tokenizer *make(const char *model, const char *steps, const char *
     char *path = xasprintf("%s/tokenizer.json", dir);
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
-    assert_true(
-        fprintf(f,
-                "{\"model\": {\"type\": \"BPE\", %s}, \"decoder\": {\"type\": \"Fuse\"}"
-                "%s, \"added_tokens\": [%s]}",
-                model, steps, added) > 0);
+    char *json = quotes_in(xasprintf("{'model': {'type': 'BPE', %s}, 'decoder': {'type': "
+                                     "'Fuse'}%s, 'added_tokens': [%s]}",
+                                     model, steps, added));
+    assert_true(fputs(json, f) >= 0);
+    free(json);
     fclose(f);
     if (tokenizer_open(&t, dir, &err) != 0)
         fail_msg("%s", err.msg);
@@ -33,13 +34,12 @@ static struct tokenizer *make(const char *model, const char *steps, const char *
 }
 
 #define PLAIN                                                                              \
-    "\"vocab\": {\"a\": 0, \"b\": 1, \"aa\": 2, \"aaaa\": 3, \"?\": 4}, "                  \
-    "\"merges\": [\"a a\", \"aa aa\"], \"unk_token\": \"?\""
-#define UNKNOWN                                                                            \
-    "\"vocab\": {\"a\": 0, \"?\": 1, \"aaaaa\": 2}, \"merges\": [], \"unk_token\": \"?\""
+    "'vocab': {'a': 0, 'b': 1, 'aa': 2, 'aaaa': 3, '?': 4}, 'merges': ['a a', 'aa aa'], "  \
+    "'unk_token': '?'"
+#define UNKNOWN "'vocab': {'a': 0, '?': 1, 'aaaaa': 2}, 'merges': [], 'unk_token': '?'"
 #define ADDED(text, lstrip)                                                                \
-    "{\"id\": 9, \"content\": \"" text "\", \"lstrip\": " lstrip ", \"rstrip\": false, "   \
-    "\"single_word\": false, \"normalized\": false, \"special\": true}"
+    "{'id': 9, 'content': '" text "', 'lstrip': " lstrip                                   \
+    ", 'rstrip': false, 'single_word': false, 'normalized': false, 'special': true}"
 
 /* Checks that the bound of `piece` repeated n times is `want`, and that the text has at least as
  * many tokens. */
@@ -82,14 +82,13 @@ TEST(the_longest_token_bounds_it)
 
 TEST(text_that_a_normalizer_shortens_counts_less)
 {
-    struct tokenizer *t = make(
-        PLAIN,
-        ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"bbbbbb\"}, "
-        "\"content\": \"aa\"}",
-        "");
+    struct tokenizer *t = make(PLAIN,
+                               ", 'normalizer': {'type': 'Replace', 'pattern': {'String': "
+                               "'bbbbbb'}, 'content': 'aa'}",
+                               "");
     check(t, "bbbbbbbbbbbb", 1000, 1000); /* 12 bytes become "aaaa", which is one token */
     tokenizer_close(t);
-    t = make(PLAIN, ", \"normalizer\": {\"type\": \"NFKC\"}", "");
+    t = make(PLAIN, ", 'normalizer': {'type': 'NFKC'}", "");
     /* U+1D68A becomes "a": 4000 bytes are 250 tokens */
     check(t, "\xf0\x9d\x9a\x8a", 1000, 125);
     tokenizer_close(t);
@@ -100,18 +99,17 @@ TEST(characters_that_may_vanish_do_not_count)
 {
     struct tokenizer *t = make(
         PLAIN,
-        ", \"normalizer\": {\"type\": \"Replace\", \"pattern\": {\"String\": \"b\"}, "
-        "\"content\": \"\"}",
+        ", 'normalizer': {'type': 'Replace', 'pattern': {'String': 'b'}, 'content': ''}",
         "");
     check(t, "b", 1000, 0);
     tokenizer_close(t);
     t = make(PLAIN,
-             ", \"pre_tokenizer\": {\"type\": \"Split\", \"pattern\": {\"String\": \"b\"}, "
-             "\"behavior\": \"Removed\", \"invert\": false}",
+             ", 'pre_tokenizer': {'type': 'Split', 'pattern': {'String': 'b'}, 'behavior': "
+             "'Removed', 'invert': false}",
              "");
     check(t, "b", 1000, 0);
     tokenizer_close(t);
-    t = make(UNKNOWN ", \"fuse_unk\": true", "", "");
+    t = make(UNKNOWN ", 'fuse_unk': true", "", "");
     check(t, "xyz", 1000, 0); /* fused: all 3000 unknown letters are one token */
     tokenizer_close(t);
     t = make(UNKNOWN, "", "");
@@ -146,11 +144,10 @@ static void expect_ids(const struct tokenizer *t, const char *text, const int32_
 TEST(unknown_runs)
 {
     static const char *const bytes =
-        ", \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
-        "\"trim_offsets\": true, \"use_regex\": false}";
+        ", 'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': false, "
+        "'trim_offsets': true, 'use_regex': false}";
     for (int by_bytes = 0; by_bytes < 2; by_bytes++) {
-        struct tokenizer *t = make(UNKNOWN ", \"fuse_unk\": true", by_bytes ? bytes : "",
-                                   "");
+        struct tokenizer *t = make(UNKNOWN ", 'fuse_unk': true", by_bytes ? bytes : "", "");
         expect_ids(t, "x", (int32_t[]){1}, 1);
         expect_ids(t, "xyaxyzaax", (int32_t[]){1, 0, 1, 0, 0, 1}, 6);
         tokenizer_close(t);
