@@ -117,13 +117,6 @@ static int render(struct draft *d, struct hcache *h, const struct draft_opts *o,
 
 /* --- the tokens ------------------------------------------------------------------------------- */
 
-static struct sha256 digest_of(const char *text, size_t n)
-{
-    struct sha256_ctx *c = sha256_begin();
-    sha256_add(c, text, n);
-    return sha256_end(c);
-}
-
 /* Returns the mark of the longest beginning of d->text whose tokens an earlier turn has, with that
  * turn's index in *turn. Returns NULL if no mark fits, or none of the last MAX_MARKS_TRIED ones. */
 static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, int *turn)
@@ -135,7 +128,7 @@ static const struct turn_mark *find_mark(const struct draft *d, size_t n_text, i
             const struct turn_mark *mark = &t->mark[m];
             if (mark->n_bytes > n_text || mark->n_tokens > (uint32_t)t->n_tokens)
                 continue;
-            struct sha256 digest = digest_of(d->text.text, mark->n_bytes);
+            struct sha256 digest = sha256_of(d->text.text, mark->n_bytes);
             n_tried++;
             if (memcmp(digest.b, mark->digest.b, sizeof digest.b) == 0) {
                 *turn = i;

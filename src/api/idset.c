@@ -12,9 +12,7 @@ static const unsigned char empty[16];
 
 static void digest(const void *name, size_t n, unsigned char out[16])
 {
-    struct sha256_ctx *c = sha256_begin();
-    sha256_add(c, name, n);
-    struct sha256 h = sha256_end(c);
+    struct sha256 h = sha256_of(name, n);
     memcpy(out, h.b, 16);
 }
 

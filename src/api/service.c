@@ -183,6 +183,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         ticket_destroy(t);
 }
 
+/* Returns whether the ticket needs no further step: cancelled, failed, or its answer is complete. */
 static bool has_finished(const struct hcache_ticket *t)
 {
     return t->cancel || t->err.code != 0 ||
@@ -638,6 +639,7 @@ int service_submit(struct service *s, struct request *q, struct hcache_ticket **
     return rc;
 }
 
+/* [lock] Returns whether the caller has not yet read all that the ticket has. */
 static bool has_news(const struct hcache_ticket *t)
 {
     return t->state == TICKET_ENDED || t->n_ids > t->n_ids_read ||

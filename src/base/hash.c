@@ -2,6 +2,7 @@
 #include "base/hash.h"
 
 #include <openssl/evp.h>
+#include <openssl/hmac.h>
 #include <string.h>
 #if defined(__x86_64__)
 /* This header's functions use AVX2 or AVX-512 if the processor has them; the value is the same. */
@@ -66,6 +67,21 @@ struct sha256 sha256_end(struct sha256_ctx *c)
     struct sha256 h;
     CHECK(EVP_DigestFinal_ex((EVP_MD_CTX *)c, h.b, NULL) == 1);
     EVP_MD_CTX_free((EVP_MD_CTX *)c);
+    return h;
+}
+
+struct sha256 sha256_of(const void *bytes, size_t n)
+{
+    struct sha256_ctx *c = sha256_begin();
+    sha256_add(c, bytes, n);
+    return sha256_end(c);
+}
+
+struct sha256 sha256_hmac(const char *key, const char *text)
+{
+    struct sha256 h;
+    CHECK(HMAC(EVP_sha256(), key, (int)strlen(key), (const unsigned char *)text,
+               strlen(text), h.b, NULL) != NULL);
     return h;
 }
 

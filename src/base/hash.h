@@ -32,6 +32,10 @@ void sha256_field(struct sha256_ctx *c, const char *tag, const void *bytes, size
 void sha256_field_begin(struct sha256_ctx *c, const char *tag, size_t n);
 /* returns the digest and frees the context */
 struct sha256 sha256_end(struct sha256_ctx *c);
+/* returns the digest of n bytes */
+struct sha256 sha256_of(const void *bytes, size_t n);
+/* returns the HMAC of RFC 2104 of a text */
+struct sha256 sha256_hmac(const char *key, const char *text);
 
 /* Writes lower-case hexadecimal and a final zero; out has room for 65 bytes. */
 void sha256_hex(const struct sha256 *h, char out[65]);

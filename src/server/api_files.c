@@ -122,6 +122,7 @@ static enum MHD_Result read_part(void *arg, enum MHD_ValueKind kind, const char 
     return form->no_memory ? MHD_NO : MHD_YES;
 }
 
+/* Refuses a form that is not one file and the purpose of a batch. */
 static int check_form(const struct form *form, bool is_whole, struct fault *f)
 {
     if (form->no_memory)

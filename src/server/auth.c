@@ -1,4 +1,4 @@
-/* auth.c - see auth.h. HMAC-SHA256 as in RFC 2104. */
+/* auth.c - see auth.h. */
 #include "server/auth.h"
 
 #include <stdlib.h>
@@ -18,35 +18,9 @@ struct auth {
     struct auth_key key[];
 };
 
-static struct sha256 digest_of(const void *a, size_t n_a, const void *b, size_t n_b)
-{
-    struct sha256_ctx *c = sha256_begin();
-    sha256_add(c, a, n_a);
-    sha256_add(c, b, n_b);
-    return sha256_end(c);
-}
-
-static struct sha256 hmac(const char *key, const char *text)
-{
-    uint8_t inner[64] = {0}, outer[64];
-    size_t n = strlen(key);
-    if (n <= sizeof inner) {
-        memcpy(inner, key, n);
-    } else {
-        struct sha256 d = digest_of(key, n, "", 0);
-        memcpy(inner, d.b, sizeof d.b);
-    }
-    for (size_t i = 0; i < sizeof inner; i++) {
-        outer[i] = inner[i] ^ 0x5c;
-        inner[i] ^= 0x36;
-    }
-    struct sha256 d = digest_of(inner, sizeof inner, text, strlen(text));
-    return digest_of(outer, sizeof outer, d.b, sizeof d.b);
-}
-
 void auth_salt(const char *key, char salt[65])
 {
-    struct sha256 d = hmac(key, "hcache: salt of saved state, 1");
+    struct sha256 d = sha256_hmac(key, "hcache: salt of saved state, 1");
     sha256_hex(&d, salt);
 }
 
@@ -54,7 +28,7 @@ void auth_create(const char *const *keys, int n, int n_admin, struct auth **out)
 {
     struct auth *a = xcalloc(1, sizeof *a + (size_t)n * sizeof a->key[0]);
     for (; a->n < n; a->n++) {
-        a->key[a->n].digest = digest_of(keys[a->n], strlen(keys[a->n]), "", 0);
+        a->key[a->n].digest = sha256_of(keys[a->n], strlen(keys[a->n]));
         auth_salt(keys[a->n], a->key[a->n].salt);
     }
     a->n_admin = n_admin;
@@ -109,7 +83,7 @@ bool auth_check(const struct auth *a, const char *authorization, const char **sa
         return false;
     const char *given = authorization + 7;
     given += strspn(given, " ");
-    struct sha256 digest = digest_of(given, strlen(given), "", 0);
+    struct sha256 digest = sha256_of(given, strlen(given));
     /* compares all keys, so that the time does not depend on the matching one */
     for (int i = 0; i < a->n; i++) {
         if (same(&digest, &a->key[i].digest))

@@ -71,12 +71,9 @@ static struct place *place_of(struct guesses *g, const struct sockaddr *from)
 
 static void address_text(const struct sockaddr *from, char *out, size_t n)
 {
-    const void *bytes = NULL;
-    if (from != NULL && from->sa_family == AF_INET)
-        bytes = &((const struct sockaddr_in *)(const void *)from)->sin_addr;
-    else if (from != NULL && from->sa_family == AF_INET6)
-        bytes = &((const struct sockaddr_in6 *)(const void *)from)->sin6_addr;
-    if (bytes == NULL || inet_ntop(from->sa_family, bytes, out, (socklen_t)n) == NULL)
+    size_t n_bytes;
+    const void *bytes = address_bytes(from, &n_bytes);
+    if (n_bytes == 0 || inet_ntop(from->sa_family, bytes, out, (socklen_t)n) == NULL)
         snprintf(out, n, "an unknown address");
 }
 
