@@ -21,11 +21,6 @@ static int acquire(void *arg, int l, struct stream *s, const struct layer_weight
         return -EIO;
     if (spy->n_holders[l]++ == 0)
         spy->lent[l] = spy->m->w.layers[l];
-    if (l == spy->kv_only_layer && spy->n_kv_only > 0) {
-        struct layer_weights *lw = &spy->lent[l];
-        lw->wq = lw->wo = lw->w_up = lw->w_down = (struct weight){0};
-        spy->n_kv_only--;
-    }
     note(spy, l + 1);
     *out = &spy->lent[l];
     return 0;
@@ -68,14 +63,4 @@ void spy_expect_pass(struct layer_spy *spy, int first, int end)
 void spy_expect_end(const struct layer_spy *spy)
 {
     assert_int_equal(spy->n_read, spy->n_events);
-}
-
-int spy_take_single_uses(struct layer_spy *spy)
-{
-    int n = 0;
-    for (; spy->n_read < spy->n_events; spy->n_read += 2, n++) {
-        assert_true(spy->events[spy->n_read] > 0);
-        assert_int_equal(spy->events[spy->n_read + 1], -spy->events[spy->n_read]);
-    }
-    return n;
 }

@@ -20,8 +20,6 @@ struct layer_spy {
     int events[SPY_MAX_EVENTS];
     int n_events, n_read;
     int fail_at; /* acquiring this layer fails with -EIO; -1: no acquire fails */
-    /* The next n_kv_only acquires of this layer get only the weights for K and V. */
-    int kv_only_layer, n_kv_only;
 };
 
 void spy_begin(struct layer_spy *spy, struct model *m);
@@ -33,9 +31,5 @@ void spy_end(struct layer_spy *spy);
 void spy_expect_pass(struct layer_spy *spy, int first, int end);
 /* Fails the test unless all events were expected. */
 void spy_expect_end(const struct layer_spy *spy);
-/* Reads the events of any number of uses of single layers, in which each layer is released before
- * the next is acquired. Returns the number of uses. Projections need this function, because their
- * order depends on the reads. */
-int spy_take_single_uses(struct layer_spy *spy);
 
 #endif

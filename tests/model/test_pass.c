@@ -179,8 +179,7 @@ TEST(a_pass_may_end_with_keys_and_values)
             assert_int_equal(stream_sync(lab.t.s), 0);
             assert_true(model_pass_is_done(&p));
             model_pass_end(&p);
-            spy_expect_pass(&lab.spy, last, last + 1);
-            spy_expect_end(&lab.spy);
+            spy_expect_end(&lab.spy); /* K and V alone hold no layer */
             assert_memory_equal(kv_rows, want.kv_rows,
                                 (size_t)(out.rows * out.cols) * sizeof(float));
         }
@@ -203,7 +202,6 @@ TEST(a_projection_of_what_a_tap_sees_is_the_layers_own)
                             2 * (int64_t)model_rank_kv_dim(lab.t.m, 0));
     assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), 0);
     assert_int_equal(stream_sync(lab.t.s), 0);
-    spy_expect_pass(&lab.spy, 1, 2);
     spy_expect_end(&lab.spy);
     assert_memory_equal(kv_rows, seen.kv_rows,
                         (size_t)(out.rows * out.cols) * sizeof(float));
@@ -232,16 +230,11 @@ TEST(a_pass_that_is_given_up_releases_its_layer)
  * released by then. */
 TEST(a_layer_that_cannot_be_had_ends_the_pass)
 {
-    static float kv_rows[N * 2 * MAX_D];
     struct mat x;
     lab_open("synth:tiny-mha");
     lab.spy.fail_at = 1;
     assert_int_equal(forward(NULL, &x), -EIO);
     spy_expect_pass(&lab.spy, 0, 1);
-    struct mat h = lab.x.x[0][0];
-    struct mat out = mat_of(kv_rows, DTYPE_F32, N,
-                            2 * (int64_t)model_rank_kv_dim(lab.t.m, 0));
-    assert_int_equal(model_kv_project(lab.t.m, lab.t.work, lab.t.s, 1, h, out), -EIO);
     spy_expect_end(&lab.spy);
     lab_close();
 }
