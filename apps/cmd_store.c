@@ -148,8 +148,7 @@ struct list {
 static int list_add(void *arg, const struct store_entry *e)
 {
     struct list *l = arg;
-    if ((l->n & (l->n - 1)) == 0)
-        l->e = xrealloc(l->e, (l->n == 0 ? 1 : 2 * l->n) * sizeof l->e[0]);
+    l->e = xgrow(l->e, l->n, sizeof l->e[0]);
     l->e[l->n++] = *e;
     l->n_tokens += (uint64_t)e->n_tokens;
     for (int i = l->n_layers; i < STORE_MAX_LAYERS; i++)
@@ -597,9 +596,7 @@ struct verify_view {
 static void verify_bad(void *arg, const char *what)
 {
     struct verify_view *v = arg;
-    if ((v->n_bad & (v->n_bad - 1)) == 0)
-        v->bad = xrealloc((void *)v->bad,
-                          (v->n_bad == 0 ? 1 : 2 * v->n_bad) * sizeof v->bad[0]);
+    v->bad = xgrow((void *)v->bad, v->n_bad, sizeof v->bad[0]);
     v->bad[v->n_bad++] = xstrdup(what);
 }
 

@@ -16,34 +16,26 @@ static int read_all(int fd, size_t hint, size_t max_bytes, char **out, size_t *n
 {
     size_t cap = hint < max_bytes ? hint + 1 : max_bytes + 1, len = 0;
     char *buf = mem_try(cap + 1);
-    if (buf == NULL)
-        return -ENOMEM;
-    for (;;) {
-        ssize_t got = read(fd, buf + len, cap - len);
-        if (got < 0 && errno == EINTR)
-            continue;
+    int rc = buf == NULL ? -ENOMEM : 0;
+    for (ssize_t got = 1; rc == 0 && got != 0;) {
+        got = read(fd, buf + len, cap - len);
         if (got < 0) {
-            int code = -errno;
-            free(buf);
-            return code;
+            rc = errno == EINTR ? 0 : -errno;
+            continue;
         }
         len += (size_t)got;
-        if (got == 0)
-            break;
         if (len > max_bytes) {
-            free(buf);
-            return ERR_LIMIT;
-        }
-        if (len == cap) {
+            rc = ERR_LIMIT;
+        } else if (len == cap) {
             cap = cap * 2 + 4096 < max_bytes + 1 ? cap * 2 + 4096 : max_bytes + 1;
-            char *grown = mem_try(cap + 1);
-            if (grown != NULL)
-                memcpy(grown, buf, len);
-            free(buf);
-            if (grown == NULL)
-                return -ENOMEM;
-            buf = grown;
+            char *grown = mem_try_realloc(buf, cap + 1);
+            rc = grown == NULL ? -ENOMEM : 0;
+            buf = grown != NULL ? grown : buf;
         }
+    }
+    if (rc != 0) {
+        free(buf);
+        return rc;
     }
     buf[len] = '\0';
     *out = buf;

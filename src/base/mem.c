@@ -203,6 +203,12 @@ void *xmalloc(size_t n)
     return xrealloc(NULL, n);
 }
 
+void *xgrow(void *array, size_t n, size_t item_bytes)
+{
+    bool is_full = (n & (n - 1)) == 0;
+    return is_full ? xrealloc(array, (n == 0 ? 1 : 2 * n) * item_bytes) : array;
+}
+
 void *xcalloc(size_t n, size_t size)
 {
     void *p = zeroed(n, size, MEM_HAS_RESERVE);

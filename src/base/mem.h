@@ -37,6 +37,9 @@ void *xrealloc(void *p, size_t n);
             (array) = xrealloc((void *)(array), (size_t)(cap) * sizeof *(array));          \
         }                                                                                  \
     } while (0)
+/* Returns the array with room for one more item. Its room doubles whenever n, the number of its
+ * items, is a power of two. */
+void *xgrow(void *array, size_t n, size_t item_bytes);
 char *xstrdup(const char *s);
 char *xmemdup(const void *p, size_t n); /* returns a copy of n bytes, with a final zero */
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

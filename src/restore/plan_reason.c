@@ -39,27 +39,29 @@ static bool kv_dominates(const struct plan_request *q, double *bytes_ratio)
     return any;
 }
 
-/* Returns whether a layer has KV records if `kv`, else hidden states that are read. */
-static bool has_any(const struct plan_request *q, bool kv)
+enum kind { HIDDEN, KV };
+
+/* Returns whether a layer has records of this kind that are read. */
+static bool has_any(const struct plan_request *q, enum kind kind)
 {
     for (int i = 0; i < q->n_layers; i++)
-        if (kv ? q->layer[i].has_kv : q->layer[i].has_h && !q->layer[i].h_free)
+        if (kind == KV ? q->layer[i].has_kv : q->layer[i].has_h && !q->layer[i].h_free)
             return true;
     return false;
 }
 
 static void explain_recompute(const struct plan_request *q, struct plan *out)
 {
-    if (!has_any(q, true) && !has_any(q, false)) {
+    if (!has_any(q, KV) && !has_any(q, HIDDEN)) {
         say(out, "recomputing: no records are stored");
         return;
     }
     double io = INFINITY;
-    for (int kv = 0; kv < 2; kv++)
-        if (has_any(q, kv)) {
+    for (int kind = HIDDEN; kind <= KV; kind++)
+        if (has_any(q, (enum kind)kind)) {
             double sum = 0;
             for (int i = 0; i < q->n_layers; i++)
-                sum += kv ? q->layer[i].io_kv_s : q->layer[i].io_h_s;
+                sum += kind == KV ? q->layer[i].io_kv_s : q->layer[i].io_h_s;
             io = fmin(io, sum);
         }
     say(out, "recomputing is fastest here (reading alone would take %.1fx as long)",
@@ -75,7 +77,7 @@ static void explain_kv(const struct plan_request *q, struct plan *out, int n_r)
         say(out, "loading keys and values is fastest here");
         if (ratio > 0)
             say(out, " (hidden states have %.2gx the bytes)", ratio);
-    } else if (!has_any(q, false)) {
+    } else if (!has_any(q, HIDDEN)) {
         say(out, "loading keys and values (no hidden states are stored)");
     } else {
         say(out,
@@ -95,7 +97,7 @@ static void explain_mixture(const struct plan_request *q, struct plan *out)
     } else if (out->n_h == 0) {
         explain_kv(q, out, r);
     } else if (out->n_k == 0 && r <= 1) {
-        say(out, has_any(q, true)
+        say(out, has_any(q, KV)
                      ? "projecting hidden states is fastest here"
                      : "projecting hidden states (no keys and values are stored)");
     } else if (out->n_k > 0 && r <= 1) {

@@ -80,7 +80,8 @@ void restore_free(struct restore *r)
 
 /* --- chunks that the remote has --------------------------------------------------------------- */
 
-/* Runs on the remote's thread. */
+/* The remote calls it on its own thread when the fetch has ended. Frees a restore that was ended
+ * before and has nothing else in flight. */
 static void fetch_done(void *arg)
 {
     struct restore *r = arg;

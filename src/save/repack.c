@@ -6,7 +6,6 @@
 
 #include "base/bytes.h"
 #include "base/mem.h"
-#include "base/minmax.h"
 #include "store/parcel.h"
 
 enum { READS_IN_FLIGHT = 16, COMMIT_CHUNKS = 16 };
@@ -24,12 +23,10 @@ struct repack {
 static int list(void *arg, const struct store_entry *e)
 {
     struct repack *r = arg;
-    bool is_power = (r->n_keys & (r->n_keys - 1)) == 0;
     struct sha256 state = store_state_key(&e->parent);
     if (e->n_tokens < STORE_CHUNK_TOKENS && memcmp(&e->key, &state, sizeof state) != 0)
         return 0; /* a partial chunk, and no snapshot */
-    if (is_power)
-        r->keys = xrealloc(r->keys, MAX(2 * r->n_keys, 1) * sizeof r->keys[0]);
+    r->keys = xgrow(r->keys, r->n_keys, sizeof r->keys[0]);
     r->keys[r->n_keys++] = e->key;
     return 0;
 }

@@ -75,11 +75,7 @@ static void range_cut(struct alloc_segment *s, uint32_t at, uint64_t begin, uint
 
 static void segment_add(struct alloc *a)
 {
-    /* the array doubles at each power of two */
-    if ((a->n_segments & (a->n_segments - 1)) == 0) {
-        uint32_t max = a->n_segments == 0 ? 1 : 2 * a->n_segments;
-        a->segments = xrealloc(a->segments, max * sizeof a->segments[0]);
-    }
+    a->segments = xgrow(a->segments, a->n_segments, sizeof a->segments[0]);
     struct alloc_segment *s = &a->segments[a->n_segments++];
     *s = (struct alloc_segment){.largest = a->segment_bytes};
     range_insert(s, 0, (struct alloc_range){0, a->segment_bytes});

@@ -338,8 +338,7 @@ static int fingerprint_find(struct catalog *c, const struct sha256 *value, uint1
     }
     if (c->n_fingerprints == UINT16_MAX)
         return ERR_LIMIT;
-    c->fingerprints = xrealloc(c->fingerprints,
-                               (c->n_fingerprints + 1) * sizeof c->fingerprints[0]);
+    c->fingerprints = xgrow(c->fingerprints, c->n_fingerprints, sizeof c->fingerprints[0]);
     c->fingerprints[c->n_fingerprints] = (struct catalog_fingerprint){.value = *value};
     *idx = (uint16_t)c->n_fingerprints++;
     return 0;
@@ -374,10 +373,7 @@ int catalog_owner(struct catalog *c, uint64_t tag, uint16_t *idx)
     if (*slot == 0) {
         if (c->n_owners == UINT16_MAX)
             return ERR_LIMIT;
-        /* the array doubles at each power of two */
-        if ((c->n_owners & (c->n_owners - 1)) == 0)
-            c->owners = xrealloc(c->owners, (c->n_owners == 0 ? 1 : 2 * c->n_owners) *
-                                                sizeof c->owners[0]);
+        c->owners = xgrow(c->owners, c->n_owners, sizeof c->owners[0]);
         c->owners[c->n_owners] = (struct catalog_owner){.tag = tag};
         *slot = ++c->n_owners;
     }
@@ -426,9 +422,7 @@ void catalog_pin(struct catalog *c, const struct sha256 *key, int64_t until_wall
     if (n == NULL)
         n = node_new(c, key);
     if (n->pin_at == 0) {
-        if ((c->n_pins & (c->n_pins - 1)) == 0) /* the array doubles at each power of two */
-            c->pins = xrealloc(c->pins,
-                               (c->n_pins == 0 ? 1 : 2 * c->n_pins) * sizeof c->pins[0]);
+        c->pins = xgrow(c->pins, c->n_pins, sizeof c->pins[0]);
         c->pins[c->n_pins].node = n;
         n->pin_at = ++c->n_pins;
     }

@@ -91,20 +91,21 @@ struct subtree {
     size_t n_outside;  /* chunks of the path before its first root */
 };
 
-/* Adds a listed chunk. The listing is depth first, so a chunk's parent is on the path, or is not
- * stored. */
+/* Cuts the path back to the chunk's parent, and adds the chunk. The listing is depth first, so a
+ * parent that is stored is on the path. A chunk is to be erased if it is a root, or if a root
+ * stands before it on the path. */
 static int subtree_add(void *arg, const struct store_entry *e)
 {
     struct subtree *t = arg;
     while (t->path.n > 0 &&
            memcmp(&t->path.at[t->path.n - 1], &e->parent, sizeof e->parent) != 0)
         t->path.n--;
-    /* the chunk's parent is inside a subtree to be erased */
-    bool inside = t->path.n > t->n_outside;
-    if (!inside)
-        t->n_outside = t->path.n + !keys_have(&t->roots, &e->key);
+    bool is_behind_root = t->path.n > t->n_outside;
+    bool is_erased = is_behind_root || keys_have(&t->roots, &e->key);
+    if (!is_behind_root)
+        t->n_outside = t->path.n + !is_erased;
     keys_add(&t->path, &e->key);
-    if (t->path.n > t->n_outside)
+    if (is_erased)
         keys_add(&t->all, &e->key);
     return 0;
 }

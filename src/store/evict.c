@@ -55,10 +55,13 @@ static void expired_evict(struct store *s, struct chunk_node *n, uint32_t now_s)
     victim_evict(s, n, STORE_EVICT_EXPIRED);
 }
 
-/* [lock] Looks at up to `most` chunks that may have expired, evicts the expired ones, and adds
- * their number to *n_gone. Returns true if none is left to look at. */
-static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_gone)
+/* [lock] Looks at up to 256 chunks that may have expired, so that other threads do not wait long.
+ * Evicts the expired ones, and adds their number to *n_gone. Returns true if none is left to look
+ * at. */
+static bool expire_some(struct store *s, uint64_t *n_gone)
 {
+    int most = 256;
+    uint32_t now_s = (uint32_t)clock_wall_s();
     struct expiry *x = &s->catalog.expiry;
     const struct expiry_entry *first;
     while ((first = expiry_first(x)) != NULL && first->at_s <= now_s) {
@@ -78,8 +81,6 @@ static bool expire_some(struct store *s, uint32_t now_s, int most, uint64_t *n_g
     return true;
 }
 
-enum { EXPIRE_AT_ONCE = 256 }; /* bounds the time that other threads wait */
-
 int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err)
 {
     bool is_done = false;
@@ -91,19 +92,12 @@ int store_evict_expired(struct store *s, uint64_t *n_chunks, struct err *err)
         if (expiry_first(&s->catalog.expiry) != NULL)
             rc = store_can_save(s, err);
         if (rc == 0)
-            is_done = expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, n_chunks);
+            is_done = expire_some(s, n_chunks);
         pthread_mutex_unlock(&s->lock);
     }
     if (rc == 0 && *n_chunks > 0)
         rc = store_commit_run(s, 0, err);
     return rc != 0 || *n_chunks == 0 ? rc : store_wipe(s, err);
-}
-
-void store_expire_at_open(struct store *s)
-{
-    uint64_t n_chunks;
-    if (!s->home.read_only)
-        (void)store_evict_expired(s, &n_chunks, NULL);
 }
 
 /* --- room ------------------------------------------------------------------------------------- */
@@ -117,7 +111,7 @@ static void evict(struct store *s, uint64_t want_bytes, enum store_evict why,
     struct chunk_node *n;
     uint64_t n_gone = 0;
     store_expire_pins(s);
-    (void)expire_some(s, (uint32_t)clock_wall_s(), EXPIRE_AT_ONCE, &n_gone);
+    (void)expire_some(s, &n_gone);
     while (s->space.freeing_bytes + s->space.wiping_bytes < want_bytes &&
            (n = catalog_victim(&s->catalog)) != NULL &&
            catalog_admits(&s->catalog, n, newcomer))

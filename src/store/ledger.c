@@ -54,16 +54,9 @@ void ledger_return_pending(struct ledger *l, struct extent *list)
     l->pending = list;
 }
 
-/* Returns the array with room for one more item. It doubles at each power of two. */
-static void *grow(void *array, uint32_t n, size_t item_bytes)
-{
-    bool is_full = (n & (n - 1)) == 0;
-    return is_full ? xrealloc(array, (n == 0 ? 1 : 2 * (size_t)n) * item_bytes) : array;
-}
-
 void ledger_supersede(struct ledger *l, const struct extent *x, const struct sha256 *key)
 {
-    l->supersedes = grow(l->supersedes, l->n_supersedes, sizeof l->supersedes[0]);
+    l->supersedes = xgrow(l->supersedes, l->n_supersedes, sizeof l->supersedes[0]);
     l->supersedes[l->n_supersedes++] = (struct ledger_supersede){x, *key};
 }
 
@@ -89,7 +82,7 @@ void ledger_note_use(struct ledger *l, const struct chunk_node *n)
     if (!l->takes_notes || x == NULL || l->n_touched == LEDGER_MAX_TOUCHED)
         return;
     /* The use of a chunk is written to the row of one extent only. */
-    l->touched = grow(l->touched, l->n_touched, sizeof l->touched[0]);
+    l->touched = xgrow(l->touched, l->n_touched, sizeof l->touched[0]);
     l->touched[l->n_touched++] = (struct ledger_touch){
         .id = x->id,
         .use = {.tick = n->place.used_at,
@@ -102,6 +95,6 @@ void ledger_note_pin(struct ledger *l, const struct index_pin *pin)
 {
     if (!l->takes_notes)
         return;
-    l->pin_changes = grow(l->pin_changes, l->n_pin_changes, sizeof l->pin_changes[0]);
+    l->pin_changes = xgrow(l->pin_changes, l->n_pin_changes, sizeof l->pin_changes[0]);
     l->pin_changes[l->n_pin_changes++] = *pin;
 }

@@ -364,13 +364,15 @@ static bool headers_take(struct store *s, struct sha256 *key)
     return found;
 }
 
-void store_check_headers(struct store *s, int most)
+void store_check_headers(struct store *s)
 {
+    enum { AT_ONCE = 256 };
     struct sha256 key;
     struct store_hit hit;
     void *block = mem_map(CHUNK_HEADER_BYTES);
     struct chunk_header *h = mem_try(sizeof *h);
-    for (int i = 0; i < most && block != NULL && h != NULL && headers_take(s, &key); i++) {
+    for (int i = 0; i < AT_ONCE && block != NULL && h != NULL && headers_take(s, &key);
+         i++) {
         if (!store_pin(s, &key, &hit))
             continue; /* the chunk has gone meanwhile */
         headers_check(s, &hit, block, h);

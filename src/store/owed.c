@@ -28,7 +28,7 @@
 #include "io/io_erase.h"
 #include "store/store_impl.h"
 
-enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024, HEADERS_AT_ONCE = 256 };
+enum { ENTRY_BYTES = 64, READ_ENTRIES = 1024 };
 enum entry_kind { ENTRY_CHUNK = 1, ENTRY_OWNER = 2 };
 
 struct entry {
@@ -68,8 +68,7 @@ static bool entry_decode(const struct seal *seal, const uint8_t in[ENTRY_BYTES],
 
 static void owed_add(struct store_owed *o, const struct entry *e)
 {
-    if ((o->n & (o->n - 1)) == 0) /* the array doubles at each power of two */
-        o->entries = xrealloc(o->entries, (o->n == 0 ? 1 : 2 * (size_t)o->n) * ENTRY_BYTES);
+    o->entries = xgrow(o->entries, o->n, ENTRY_BYTES);
     entry_encode(o->seal, e, o->entries + (size_t)o->n++ * ENTRY_BYTES);
 }
 
@@ -163,7 +162,7 @@ int store_settle(struct store *s, struct err *err)
     int rc = 0;
     if (s->ledger.index == NULL || s->home.is_beside)
         return 0;
-    store_check_headers(s, HEADERS_AT_ONCE);
+    store_check_headers(s);
     if (s->media->ops->rest != NULL)
         s->media->ops->rest(s->media);
     pthread_mutex_lock(&s->erasing.erase_lock);

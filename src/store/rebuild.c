@@ -57,9 +57,7 @@ static bool header_fits(const struct store *s, const struct chunk_header *h, int
 
 static void found_add(struct scan *sc, const struct chunk_header *h)
 {
-    if ((sc->n_found & (sc->n_found - 1)) == 0)
-        sc->found = xrealloc(sc->found, (sc->n_found == 0 ? 1 : 2 * sc->n_found) *
-                                            sizeof sc->found[0]);
+    sc->found = xgrow(sc->found, sc->n_found, sizeof sc->found[0]);
     sc->found[sc->n_found++] = (struct candidate){h->id, h->offset, h->segment, h->device};
 }
 

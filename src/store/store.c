@@ -124,7 +124,9 @@ static int open_once(const struct store_opts *opts, struct store **out, struct e
         store_free(s);
         return rc;
     }
-    store_expire_at_open(s);
+    uint64_t n_expired;
+    if (!opts->read_only) /* after a failure a later call evicts them */
+        (void)store_evict_expired(s, &n_expired, NULL);
     store_cut_to_cap(s);
     home_fill_reserve(&s->home, s->space.cap_bytes);
     *out = s;

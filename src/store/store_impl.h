@@ -125,8 +125,8 @@ static inline int store_most_extents(const struct store *s)
 
 /* Frees all wants; called at close. */
 void store_free_wants(struct store *s);
-/* Reads the headers of at most `most` noted chunks, and condemns chunks with damaged ones. */
-void store_check_headers(struct store *s, int most);
+/* Reads the headers of some noted chunks, and condemns chunks with damaged ones. */
+void store_check_headers(struct store *s);
 /* [lock] Marks the node as used now. */
 void store_touch_node(struct store *s, struct chunk_node *n, const struct store_use *use);
 /* [lock] Takes an extent off its node (which may be freed) and queues its space to be freed. */
@@ -173,9 +173,6 @@ int store_make_owner_room(struct store *s, uint16_t owner_idx, uint64_t n_bytes,
 
 /* [lock] Ends the lasting pins whose time has come. */
 void store_expire_pins(struct store *s);
-/* Evicts chunks that have expired while the store was closed. After a failure the chunks stay until
- * a later eviction of expired chunks. */
-void store_expire_at_open(struct store *s);
 /* [lock] Sets a pin in memory. Returns the key's node. */
 struct chunk_node *store_set_pin(struct store *s, const struct index_pin *pin);
 /* Returns how many bytes may be guaranteed in a store with this cap; 0: no bound. */

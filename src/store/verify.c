@@ -187,12 +187,9 @@ static int todo_add(void *arg, const struct store_entry *e)
 {
     struct todo *t = arg;
     if ((t->n & (t->n - 1)) == 0) {
-        void *grown = mem_try((t->n == 0 ? 1 : 2 * t->n) * sizeof t->at[0]);
+        void *grown = mem_try_realloc(t->at, (t->n == 0 ? 1 : 2 * t->n) * sizeof t->at[0]);
         if (grown == NULL)
             return -ENOMEM;
-        if (t->n > 0)
-            memcpy(grown, t->at, t->n * sizeof t->at[0]);
-        free(t->at);
         t->at = grown;
     }
     t->at[t->n].key = e->key;

@@ -1,6 +1,5 @@
 /* test_cluster.c - a client of a cluster of three servers in this process: which server gets a
  * command, in which order answers come, and how redirections are followed. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,6 +13,7 @@
 #include "tests/unit.h"
 #include "base/clock.h"
 #include "redis/cluster.h"
+#include "tests/remote/listening.h"
 
 /* the last node is not in the table of slots */
 enum { MASTERS = 3, NODES = 4, MAX_CONNECTIONS = 32 };
@@ -132,16 +132,9 @@ static void *accepter_main(void *arg)
 
 static void node_start(int i)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
     struct node *s = &nodes[i];
     *s = (struct node){.idx = i};
-    s->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(s->listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(s->listener, 8), 0);
-    assert_int_equal(getsockname(s->listener, (struct sockaddr *)&a, &n), 0);
-    s->port = ntohs(a.sin_port);
+    s->listener = listen_here(&s->port);
     assert_int_equal(pthread_create(&s->accepter, NULL, accepter_main, s), 0);
 }
 

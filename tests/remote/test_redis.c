@@ -1,6 +1,5 @@
 /* The client of the Redis protocol, against a peer that the test controls. The peer sends valid
  * answers of every kind in pieces of any size, and invalid ones. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -16,6 +15,7 @@
 #include "base/clock.h"
 #include "redis/redis.h"
 #include "redis/tls.h"
+#include "tests/remote/listening.h"
 
 #define SECOND ((int64_t)1000000000)
 
@@ -79,20 +79,15 @@ static void *peer_main(void *arg)
 static struct redis *meet(struct peer *p, const char *text, size_t n, size_t step,
                           bool stays, size_t max_bytes)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n_a = sizeof a;
+    int port;
     struct remote_url url;
     struct redis *r = NULL;
     struct err err = {0};
     char text_url[64];
     *p = (struct peer){.text = text, .n = n, .step = step, .stays = stays};
-    p->listener = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(p->listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(p->listener, 1), 0);
-    assert_int_equal(getsockname(p->listener, (struct sockaddr *)&a, &n_a), 0);
+    p->listener = listen_here(&port);
     assert_int_equal(pthread_create(&p->thread, NULL, peer_main, p), 0);
-    snprintf(text_url, sizeof text_url, "redis://127.0.0.1:%d", ntohs(a.sin_port));
+    snprintf(text_url, sizeof text_url, "redis://127.0.0.1:%d", port);
     assert_int_equal(remote_url_parse(text_url, &url, &err), 0);
     const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = max_bytes};
     if (redis_open(&o, url.host, url.port, clock_now_ns() + 60 * SECOND, &r, &err) != 0)
@@ -415,21 +410,15 @@ static void *greeter_main(void *arg)
 /* Opens a connection with this URL, with %d for the port. Returns the code. */
 static int greet(struct greeter *g, const char *form, const char *answer, struct err *err)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n_a = sizeof a;
+    int port;
     struct remote_url url;
     struct redis *r = NULL;
     *g = (struct greeter){.answer = answer};
-    g->listener = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(g->listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(g->listener, 1), 0);
-    assert_int_equal(getsockname(g->listener, (struct sockaddr *)&a, &n_a), 0);
+    g->listener = listen_here(&port);
     assert_int_equal(pthread_create(&g->thread, NULL, greeter_main, g), 0);
     assert_int_equal(remote_url_parse(form, &url, err), 0);
     const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
-    int rc = redis_open(&o, url.host, ntohs(a.sin_port), clock_now_ns() + 60 * SECOND, &r,
-                        err);
+    int rc = redis_open(&o, url.host, port, clock_now_ns() + 60 * SECOND, &r, err);
     assert_int_equal(r != NULL, rc == 0);
     redis_close(r);
     pthread_join(g->thread, NULL);
@@ -495,20 +484,14 @@ TEST(arguments_of_any_size_are_sent)
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         struct remote_url url;
         struct redis *r = NULL;
-        struct sockaddr_in a = {.sin_family = AF_INET,
-                                .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-        socklen_t n_a = sizeof a;
-        int listener = socket(AF_INET, SOCK_STREAM, 0);
-        assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
-        assert_int_equal(listen(listener, 1), 0);
-        assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+        int port;
+        int listener = listen_here(&port);
         assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, NULL), 0);
         struct sender s = {.listener = listener};
         assert_int_equal(pthread_create(&s.thread, NULL, sender_main, &s), 0);
         const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
         int64_t deadline_ns = clock_now_ns() + 60 * SECOND;
-        assert_int_equal(
-            redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, NULL), 0);
+        assert_int_equal(redis_open(&o, "127.0.0.1", port, deadline_ns, &r, NULL), 0);
         char *value = malloc(sizes[i] + 1);
         memset(value, 'v', sizes[i]);
         const struct redis_arg args[] = {{"SET", 3}, {value, sizes[i]}, {"end", 3}};
@@ -533,21 +516,15 @@ TEST(arguments_of_any_size_are_sent)
 /* A peer that accepts the connection and never answers the greeting is given up. */
 TEST(silence_at_the_greeting_ends)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n_a = sizeof a;
+    int port;
     struct remote_url url;
     struct redis *r = NULL;
     struct err err = {0};
-    int listener = socket(AF_INET, SOCK_STREAM, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    int listener = listen_here(&port);
     assert_int_equal(remote_url_parse("redis://127.0.0.1", &url, &err), 0);
     const struct redis_opts o = {.url = &url, .stop_fd = -1, .max_answer_bytes = 1000};
     int64_t deadline_ns = clock_now_ns() + SECOND / 20;
-    assert_int_equal(redis_open(&o, "127.0.0.1", ntohs(a.sin_port), deadline_ns, &r, &err),
-                     -ETIMEDOUT);
+    assert_int_equal(redis_open(&o, "127.0.0.1", port, deadline_ns, &r, &err), -ETIMEDOUT);
     assert_null(r);
     close(listener);
 }
@@ -567,16 +544,11 @@ TEST(a_stop_ends_a_wait)
 {
     struct wire w;
     struct err err = {0};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n_a = sizeof a;
+    int port;
     char byte;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(1, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    int listener = listen_here(&port), stop = eventfd(1, 0);
     int64_t far = clock_now_ns() + 3600 * SECOND;
-    int rc = wire_open(&w, "127.0.0.1", ntohs(a.sin_port), stop, NULL, far, &err);
+    int rc = wire_open(&w, "127.0.0.1", port, stop, NULL, far, &err);
     if (rc == 0)
         rc = (int)wire_receive(&w, &byte, 1, far, &err);
     assert_int_equal(rc, ERR_CANCELLED);
@@ -590,18 +562,12 @@ TEST(a_stop_ends_a_flood)
 {
     struct wire w;
     struct err err = {0};
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n_a = sizeof a;
+    int port;
     char byte;
     size_t n_sent = 0;
-    int listener = socket(AF_INET, SOCK_STREAM, 0), stop = eventfd(0, 0);
-    assert_int_equal(bind(listener, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(listener, 1), 0);
-    assert_int_equal(getsockname(listener, (struct sockaddr *)&a, &n_a), 0);
+    int listener = listen_here(&port), stop = eventfd(0, 0);
     int64_t far = clock_now_ns() + 3600 * SECOND;
-    assert_int_equal(wire_open(&w, "127.0.0.1", ntohs(a.sin_port), stop, NULL, far, &err),
-                     0);
+    assert_int_equal(wire_open(&w, "127.0.0.1", port, stop, NULL, far, &err), 0);
     int peer = accept(listener, NULL, NULL);
     assert_int_equal(send(peer, "xxxx", 4, MSG_NOSIGNAL), 4);
     assert_int_equal(wire_receive(&w, &byte, 1, far, &err), 1);

@@ -1,7 +1,6 @@
 /* test_tls.c - connections over TLS: which files and certificates are accepted, and that bytes
  * arrive in both directions. The server is `openssl s_server`, which sends each line back in
  * reverse. */
-#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -17,6 +16,7 @@
 #include "redis/tls.h"
 #include "redis/wire.h"
 #include "tests/base/tempdir.h"
+#include "tests/remote/listening.h"
 
 #define SECOND ((int64_t)1000000000)
 
@@ -120,14 +120,9 @@ struct server {
 
 static int free_port(void)
 {
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
+    int port, fd = listen_here(&port);
     close(fd);
-    return ntohs(a.sin_port);
+    return port;
 }
 
 /* Waits until a server accepts connections. */

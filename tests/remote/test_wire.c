@@ -1,11 +1,9 @@
 /* test_wire.c - a connection: how it is set up, what it says when it fails, and that bytes are sent
  * later if the socket does not take them at once. */
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,6 +19,7 @@
 #include "base/clock.h"
 #include "redis/tls.h"
 #include "redis/wire.h"
+#include "tests/remote/listening.h"
 
 #define SECOND ((int64_t)1000000000)
 
@@ -29,24 +28,10 @@ static int64_t soon(void)
     return clock_now_ns() + 60 * SECOND;
 }
 
-/* Listens on a port of its own on loopback. */
-static int listen_on(int *port)
-{
-    struct sockaddr_in a = {.sin_family = AF_INET,
-                            .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t n = sizeof a;
-    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
-    assert_int_equal(listen(fd, 4), 0);
-    assert_int_equal(getsockname(fd, (struct sockaddr *)&a, &n), 0);
-    *port = ntohs(a.sin_port);
-    return fd;
-}
-
 /* Returns a port of loopback on which nothing listens. */
 static int closed_port(void)
 {
-    int port, fd = listen_on(&port);
+    int port, fd = listen_here(&port);
     close(fd);
     return port;
 }
@@ -88,7 +73,7 @@ TEST(a_name_has_the_same_deadline)
 {
     struct wire w;
     struct err err = {0};
-    int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
+    int port, listener = listen_here(&port), stop = eventfd(0, EFD_CLOEXEC);
     atomic_store(&names_hang, true);
     for (int i = 0; i < 10; i++) {
         int64_t now = clock_now_ns();
@@ -124,7 +109,7 @@ TEST(a_name_has_the_same_deadline)
 TEST(a_connection_is_set_up)
 {
     struct wire w;
-    int port, listener = listen_on(&port), stop = eventfd(0, EFD_CLOEXEC);
+    int port, listener = listen_here(&port), stop = eventfd(0, EFD_CLOEXEC);
     assert_int_equal(wire_open(&w, "127.0.0.1", port, stop, NULL, soon(), NULL), 0);
     assert_int_not_equal(option_of(w.fd, IPPROTO_TCP, TCP_NODELAY), 0);
     assert_int_not_equal(option_of(w.fd, SOL_SOCKET, SO_KEEPALIVE), 0);
@@ -144,7 +129,7 @@ TEST(the_first_descriptor_is_closed)
 {
     struct wire w;
     struct stat st;
-    int port, listener = listen_on(&port), own = dup(STDIN_FILENO);
+    int port, listener = listen_here(&port), own = dup(STDIN_FILENO);
     assert_true(own >= 0);
     close(STDIN_FILENO);
     int opened = wire_open(&w, "127.0.0.1", port, -1, NULL, soon(), NULL), fd = w.fd;
@@ -199,7 +184,7 @@ TEST(every_address_of_a_name_is_tried)
 {
     struct wire w;
     struct err err = {0};
-    int port, listener = listen_on(&port);
+    int port, listener = listen_here(&port);
     /* ::1 may come first, and nothing listens there */
     assert_int_equal(wire_open(&w, "localhost", port, -1, NULL, soon(), &err), 0);
     wire_close(&w);

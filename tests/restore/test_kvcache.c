@@ -308,6 +308,17 @@ TEST_WITH(test_reuse, setup, teardown)
     walk(true);
 }
 
+/* Leaves a chain of 4 blocks, all of whose tokens are `token`, in the pool `keeping`. */
+static void leave_chain(int token, int32_t tokens[4 * 64], struct kv_use use)
+{
+    struct kv_table t = {.use = use};
+    for (int i = 0; i < 4 * 64; i++)
+        tokens[i] = token;
+    assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
+    kv_table_keep(keeping, &t, &roots[0], tokens, 4 * 64);
+    kv_table_free(keeping, &t);
+}
+
 /* The least recently used block is evicted first, and a chain's head not before its tail. */
 TEST_WITH(test_eviction_order, setup, teardown)
 {
@@ -318,13 +329,8 @@ TEST_WITH(test_eviction_order, setup, teardown)
     o.keep = true;
     o.n_blocks = 8;
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
-    for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 4 * 64; i++)
-            tokens[k][i] = k;
-        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
-        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
-        kv_table_free(keeping, &t);
-    }
+    for (int k = 0; k < 2; k++)
+        leave_chain(k, tokens[k], (struct kv_use){0});
     assert_int_equal(kv_table_take(keeping, &t, &roots[0], tokens[0], 256, false), 4);
     kv_table_free(keeping, &t); /* now the second chain is the least recently used */
     for (int want = 4; want >= 0; want--) {
@@ -361,13 +367,9 @@ static int left_of_the_upcoming(enum placement_kind policy, int n, int *n_other)
     o.policy = policy;
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
     for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 4 * 64; i++)
-            tokens[k][i] = k;
         if (k == 1) /* announced before the second chain is made */
             kv_pool_expect(keeping, &roots[0], tokens[0], 256, 1);
-        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
-        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
-        kv_table_free(keeping, &t);
+        leave_chain(k, tokens[k], (struct kv_use){0});
     }
     assert_int_equal(kv_pool_n_expected(keeping), 4);
     assert_int_equal(kv_table_reserve(keeping, &t, n * 64, NULL), 0);
@@ -456,14 +458,9 @@ static int left_of_the_hinted(enum placement_kind policy, uint32_t reuse_in)
     o.n_blocks = 8;
     o.policy = policy;
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
-    for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 4 * 64; i++)
-            tokens[k][i] = k;
-        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
-        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
-        t.use = (struct kv_use){.time = 1000, .reuse_in = k == 0 ? reuse_in : 0};
-        kv_table_free(keeping, &t);
-    }
+    for (int k = 0; k < 2; k++)
+        leave_chain(k, tokens[k],
+                    (struct kv_use){.time = 1000, .reuse_in = k == 0 ? reuse_in : 0});
     assert_int_equal(kv_table_reserve(keeping, &t, 3 * 64, NULL), 0);
     int left = kv_pool_find(keeping, &roots[0], tokens[0], 256, false, &n_unused);
     kv_table_free(keeping, &t);
@@ -696,13 +693,8 @@ static int left_of_the_shared(enum placement_kind policy, uint64_t step, bool no
     o.policy = policy;
     assert_int_equal(kv_pool_create(device, &o, &keeping, NULL), 0);
     kv_pool_set_step(keeping, step);
-    for (int k = 0; k < 2; k++) {
-        for (int i = 0; i < 4 * 64; i++)
-            tokens[k][i] = k;
-        assert_int_equal(kv_table_reserve(keeping, &t, 4 * 64, NULL), 0);
-        kv_table_keep(keeping, &t, &roots[0], tokens[k], 4 * 64);
-        kv_table_free(keeping, &t);
-    }
+    for (int k = 0; k < 2; k++)
+        leave_chain(k, tokens[k], (struct kv_use){0});
     for (int i = 0; i < 3; i++)
         kv_pool_expect(keeping, &roots[0], tokens[chain[i]], 256, turn[i]);
     assert_int_equal(kv_pool_n_expected(keeping), 12);

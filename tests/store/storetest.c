@@ -313,6 +313,17 @@ struct store *st_begin(struct st_place *p, const char *kind, int n_dirs)
     return st_open(p);
 }
 
+bool st_power_fails(const struct st_place *p, struct store **s)
+{
+    bool had = io_sim_crashed(p->io);
+    if (!had)
+        io_sim_crash(p->io);
+    store_close(*s);
+    io_sim_restart(p->io);
+    *s = st_open(p);
+    return had;
+}
+
 void st_must_save(struct store *s, const struct st_ctx *c, int n)
 {
     struct err err = {0};

@@ -102,6 +102,8 @@ void st_close(struct store *s, struct st_place *p); /* audits the store, and clo
 struct store *st_open(const struct st_place *p);
 /* Makes the place, and opens a store there. */
 struct store *st_begin(struct st_place *p, const char *kind, int n_dirs);
+/* Power fails now, unless it has failed already, and *s is opened again. Returns whether it had. */
+bool st_power_fails(const struct st_place *p, struct store **s);
 /* Saves the first n chunks with both kinds of records, in the shape st_small. */
 void st_must_save(struct store *s, const struct st_ctx *c, int n);
 /* Returns how many of the first n chunks a lookup finds.  Reads no record. */

@@ -257,12 +257,7 @@ static bool turns_cut_off_at(uint64_t n)
     st_keys(&ours, N, keys);
     io_sim_crash_at(place.io, IO_SIM_AT_OP, n);
     int rc = store_erase(s, keys, 3, &e, &err);
-    bool crashed = io_sim_crashed(place.io);
-    if (!crashed)
-        io_sim_crash(place.io);
-    store_close(s);
-    io_sim_restart(place.io);
-    s = st_open(&place);
+    bool crashed = st_power_fails(&place, &s);
     struct store_stats st;
     store_stats(s, &st);
     /* An erase begins with a commit, which removes the superseded second end: 4 chunks before the
@@ -492,12 +487,7 @@ static bool cut_off_at(uint64_t n, uint64_t seed)
     st_keys(&ours, N, keys);
     io_sim_crash_at(place.io, IO_SIM_AT_OP, n);
     int rc = store_erase(s, keys, N, &e, &err);
-    bool crashed = io_sim_crashed(place.io);
-    if (!crashed)
-        io_sim_crash(place.io);
-    store_close(s);
-    io_sim_restart(place.io);
-    s = st_open(&place);
+    bool crashed = st_power_fails(&place, &s);
     int found = st_n_right(s, &ours, N);
     if (found != 2 && found != N)
         fail_msg("operation %llu: %d chunks are left", (unsigned long long)n, found);

@@ -236,12 +236,7 @@ TEST(pins_survive_power)
         st_keys(&kept, N, keys);
         io_sim_crash_at(place.io, IO_SIM_AT_OP, at);
         int rc = store_pin_until(s, keys, N, clock_wall_s() + 3600, &err);
-        bool crashed = io_sim_crashed(place.io);
-        if (!crashed)
-            io_sim_crash(place.io);
-        store_close(s);
-        io_sim_restart(place.io);
-        s = st_open(&place);
+        bool crashed = st_power_fails(&place, &s);
         store_stats(s, &st);
         assert_true(st.n_pins == N || (rc != 0 && st.n_pins == 0));
         assert_int_equal(st_n_found(s, &kept, N), N);

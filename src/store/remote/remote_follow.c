@@ -48,6 +48,7 @@ enum { READS_OF_BANS = 4096 };
 
 /* --- the position in the stream --------------------------------------------------------------- */
 
+/* Writes the position to the file beside the store, if there is one. */
 static void keep_place(const struct remote *r)
 {
     char text[128], *tmp;
@@ -66,6 +67,7 @@ static void keep_place(const struct remote *r)
     free(tmp);
 }
 
+/* Returns whether the text is the id of a stream's entry: two numbers with a dash between them. */
 static bool is_id(const char *text)
 {
     size_t n = strspn(text, "0123456789");
@@ -201,7 +203,7 @@ static int erase_all_of(struct remote *r, const struct erasure *e, bool *any,
 }
 
 /* [erase_lock] Reports an erasure to on_erased if any chunk was erased, and logs a failure. */
-static void erased(struct remote *r, bool any, int rc, const struct err *why)
+static void report_erasure(struct remote *r, bool any, int rc, const struct err *why)
 {
     if (any && r->on_erased != NULL)
         r->on_erased(r->on_erased_arg);
@@ -224,7 +226,7 @@ static int apply(struct remote *r, const struct erasure *e, struct redis_answer 
     remote_erase_enter(r);
     int rc = e->is_owner || e->is_text ? erase_all_of(r, e, &any, &why)
                                        : erase_keys(r, e->keys, e->n, &any, &why);
-    erased(r, any, rc, &why);
+    report_erasure(r, any, rc, &why);
     int n_taken = r->n_taken;
     struct sha256 *taken = (void *)xmemdup(r->taken, (size_t)n_taken * sizeof *taken);
     r->has_erased = true;
@@ -250,7 +252,7 @@ static int add_owner(void *arg, const struct store_owner_use *u)
     struct owners *all = arg;
     if (u->n_chunks == 0)
         return 0;
-    all->owner = xrealloc(all->owner, (all->n + 1) * sizeof all->owner[0]);
+    all->owner = xgrow(all->owner, all->n, sizeof all->owner[0]);
     all->owner[all->n++] = u->owner;
     return 0;
 }
@@ -271,7 +273,7 @@ static void erase_all(struct remote *r)
         int one = erase_all_of(r, &e, &any, &why);
         rc = rc != 0 ? rc : one;
     }
-    erased(r, any, rc, &why);
+    report_erasure(r, any, rc, &why);
     remote_erase_leave(r);
     free(all.owner);
     if (any)

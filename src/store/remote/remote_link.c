@@ -9,6 +9,7 @@
 #include "store/remote/remote_pace.h"
 #include "store/remote/remote_impl.h"
 
+/* Notes in the statistics whether the remote can be used, and logs a change. */
 static void tell_state(struct link *l, bool is_up, const char *why)
 {
     struct remote *r = l->r;
