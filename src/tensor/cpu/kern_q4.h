@@ -135,6 +135,30 @@ INLINE void block_scales(enum dtype t, const uint8_t *scales, int b, v16 *d, v16
     *m = t == DTYPE_Q4_1 ? v_load_f16((const uint16_t *)at + PANEL) : v_zero();
 }
 
+/* Sets m to the t of each column, two blocks in a word, and to -M / 8, `f_step` floats apart. */
+INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
+{
+    const uint8_t *t = scales + q4_shared_bytes(DTYPE_Q4_K) + PANEL;
+    const size_t step = q4_scale_bytes(DTYPE_Q4_K);
+    for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++, t += 2 * step, m += f_step) {
+        uint32_t two[PANEL];
+        for (size_t c = 0; c < PANEL; c++)
+            two[c] = t[c] | (uint32_t)t[c + step] << 16;
+        memcpy(m, two, sizeof two);
+    }
+    v_store(m, v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_set1(0.125f)));
+}
+
+/* Adds the minimums of a k-block of q4_k to a row's sum.  m: what widen_minimums has set. */
+INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
+{
+    static const int32_t zero = 0;
+    i_start sum = i_start_at(&zero);
+    _Pragma("GCC unroll 4") for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++)
+        sum = i_pairs(sum, m + (size_t)i * f_step, f + Q4_PAIRS + i);
+    return v_fma(i_floats(sum), v_load(m + QUANT_PER_K_BLOCK / 2 * f_step), acc);
+}
+
 /* --- few rows -------------------------------------------------------------------------------- */
 
 /* Returns whether widened numbers have 8 bits. Their products are too large for sums of 16 bits. */
@@ -316,6 +340,12 @@ INLINE void direct_minimums(v16 (*acc)[WIDE_MAX], const float *f, const uint8_t 
                             int j, int n_rows)
 {
     v16 sum[Q4_DIRECT], d, t;
+    if (I_PAIRS) {
+        float m[(QUANT_PER_K_BLOCK / 2 + 1) * PANEL];
+        widen_minimums(scales, m, PANEL);
+        EACH_ROW acc[r][j] = add_minimums(acc[r][j], f + r * (Q4_ROW_BYTES / 4), m, PANEL);
+        return;
+    }
     EACH_ROW sum[r] = v_zero();
     for (int b = 0; b < QUANT_PER_K_BLOCK; b++) {
         block_scales(DTYPE_Q4_K, scales, b, &d, &t);
@@ -468,20 +498,6 @@ __attribute__((unused)) static void direct_stream(const struct quant_tile *t)
      : (t) == DTYPE_MXFP4 ? F(DTYPE_MXFP4, __VA_ARGS__)                                    \
                           : F(DTYPE_Q8, __VA_ARGS__))
 
-/* Sets m to the t of each column, two blocks in a word, and to -M / 8, `f_step` floats apart. */
-INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
-{
-    const uint8_t *t = scales + q4_shared_bytes(DTYPE_Q4_K) + PANEL;
-    const size_t step = q4_scale_bytes(DTYPE_Q4_K);
-    for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++, t += 2 * step, m += f_step) {
-        uint32_t two[PANEL];
-        for (size_t c = 0; c < PANEL; c++)
-            two[c] = t[c] | (uint32_t)t[c + step] << 16;
-        memcpy(m, two, sizeof two);
-    }
-    v_store(m, v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_set1(0.125f)));
-}
-
 /* Widens a panel's k-block. w gets the groups, `step` bytes apart, in order of k. d and m get the
  * scales and minimums of the blocks, `f_step` floats apart (block_scales). For q4_k, add_minimums
  * reads m. */
@@ -511,16 +527,6 @@ INLINE void widen_panel(enum dtype t, const uint8_t *from, int n_blocks, uint8_t
     }
     if (t == DTYPE_Q4_K)
         widen_minimums(scales, m, f_step);
-}
-
-/* Adds the minimums of a k-block of q4_k to a row's sum.  m: as widen_panel writes it. */
-INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
-{
-    static const int32_t zero = 0;
-    i_start sum = i_start_at(&zero);
-    _Pragma("GCC unroll 4") for (int i = 0; i < QUANT_PER_K_BLOCK / 2; i++)
-        sum = i_pairs(sum, m + (size_t)i * f_step, f + Q4_PAIRS + i);
-    return v_fma(i_floats(sum), v_load(m + QUANT_PER_K_BLOCK / 2 * f_step), acc);
 }
 
 static void widen_any(enum dtype t, const uint8_t *from, int n_blocks, uint8_t *w,

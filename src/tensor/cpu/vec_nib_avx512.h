@@ -89,6 +89,8 @@ static inline v16 i_bits(i_start sum)
 {
     return _mm512_castsi512_ps(sum);
 }
+/* Whether i_pairs is one instruction, and faster than sums of floats. */
+#define I_PAIRS (!I_SUMS_16)
 /* Returns sum + w . z, lane by lane: w has pairs of 16-bit numbers, z is one pair for all lanes. */
 static inline i_start i_pairs(i_start sum, const void *w, const void *z)
 {

@@ -95,6 +95,7 @@ static inline v16 i_bits(i_start sum)
     memcpy(&r, &sum, sizeof r);
     return r;
 }
+#define I_PAIRS false
 /* Returns sum + w . z, lane by lane: w has pairs of 16-bit numbers, z is one pair for all lanes. */
 static inline i_start i_pairs(i_start sum, const void *w, const void *z)
 {
