@@ -14,6 +14,7 @@
 
 #include "apps/cmds.h"
 #include "apps/engine_options.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "base/clock.h"
 #include "opt/opt.h"
@@ -247,33 +248,20 @@ static void print_summary(const struct batch_counts *c, const struct hcache_stat
 
 static void print_json(const struct batch_counts *c, const struct hcache_stats *s)
 {
-    struct json *o = json_new_object();
-    json_put_int(o, "lines", (int64_t)c->n_lines);
-    json_put_int(o, "done", (int64_t)c->n_done);
-    json_put_int(o, "failed", (int64_t)c->n_failed);
-    json_put_int(o, "skipped", (int64_t)c->n_skipped);
-    json_put_bool(o, "stopped", c->is_stopped);
-    json_put_int(o, "prompt_tokens", (int64_t)c->prompt_tokens);
-    json_put_int(o, "device_tokens", (int64_t)c->device_tokens);
-    json_put_int(o, "restored_tokens", (int64_t)c->restored_tokens);
-    json_put_int(o, "computed_tokens", (int64_t)computed_tokens(c));
-    json_put_int(o, "generated_tokens", (int64_t)c->generated_tokens);
-    json_put_real(o, "generated_tokens_per_s", per_s(c->generated_tokens, c->elapsed_s));
-    json_put_real(o, "elapsed_s", c->elapsed_s);
-    json_put_real(o, "reading_s", c->reading_s);
-    json_put_real(o, "waiting_s", c->waiting_s);
-    json_put_real(o, "writing_s", c->writing_s);
-    json_put_real(o, "queue_s", c->queue_s);
-    json_put_real(o, "restore_s", c->restore_s);
-    json_put_real(o, "prefill_s", c->prefill_s);
-    json_put_real(o, "decode_s", c->decode_s);
-    json_put_int(o, "link_bytes", (int64_t)s->link_bytes);
-    json_put_int(o, "link_down_bytes", (int64_t)s->link_down_bytes);
-    json_put_int(o, "streamed_bytes", (int64_t)s->weights_read_bytes);
-    char *text = json_text(o, 2);
-    puts(text);
-    free(text);
-    json_free(o);
+    struct json *o = json_make(
+        "{lines: %lu, done: %lu, failed: %lu, skipped: %lu, stopped: %p, "
+        "prompt_tokens: %lu, device_tokens: %lu, restored_tokens: %lu, "
+        "computed_tokens: %lu, generated_tokens: %lu, "
+        "generated_tokens_per_s: %g, elapsed_s: %g, reading_s: %g, "
+        "waiting_s: %g, writing_s: %g, queue_s: %g, restore_s: %g, "
+        "prefill_s: %g, decode_s: %g, link_bytes: %lu, "
+        "link_down_bytes: %lu, streamed_bytes: %lu}",
+        c->n_lines, c->n_done, c->n_failed, c->n_skipped, json_new_bool(c->is_stopped),
+        c->prompt_tokens, c->device_tokens, c->restored_tokens, computed_tokens(c),
+        c->generated_tokens, per_s(c->generated_tokens, c->elapsed_s), c->elapsed_s,
+        c->reading_s, c->waiting_s, c->writing_s, c->queue_s, c->restore_s, c->prefill_s,
+        c->decode_s, s->link_bytes, s->link_down_bytes, s->weights_read_bytes);
+    json_print(o, 2);
 }
 
 /* --- the job ---------------------------------------------------------------------------------- */

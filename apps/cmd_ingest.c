@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/text_split.h"
@@ -154,15 +155,13 @@ static void print_file(const struct piece *p, const char *date, int n,
 static void add_file(struct json *list, const struct piece *p, const char *date, int n,
                      const struct hcache_result *r)
 {
-    struct json *o = json_new_object();
-    json_put_string(o, "file", p->path);
+    struct json *o = json_make("{file: %s}", p->path);
     if (p->is_part) {
         json_put_int(o, "from", (int64_t)p->from);
         json_put_int(o, "to", (int64_t)p->to);
     }
-    json_put_int(o, "tokens", n);
-    json_put_int(o, "cached_tokens", r->cached_tokens);
-    json_put_int(o, "committed_tokens", r->committed_tokens);
+    json_extend(o, "{tokens: %d, cached_tokens: %d, committed_tokens: %ld}", n,
+                r->cached_tokens, r->committed_tokens);
     if (date[0] != 0)
         json_put_bytes(o, "template_date", date, 10);
     if (r->committed_tokens < n)
@@ -347,16 +346,12 @@ static int run(struct ingest_args *a, struct hcache_err *err)
         fprintf(stderr, "hcache ingest: %s\n", why.msg);
         n_failed++;
     }
-    json_put(out, "files", list);
-    json_put_int(out, "tokens", sum.tokens);
-    json_put_int(out, "cached_tokens", sum.cached);
-    json_put_int(out, "committed_tokens", sum.committed);
-    if (a->json) {
-        char *text = json_text(out, 2);
-        puts(text);
-        free(text);
-    }
-    json_free(out);
+    json_extend(out, "{files: %p, tokens: %ld, cached_tokens: %ld, committed_tokens: %ld}",
+                list, sum.tokens, sum.cached, sum.committed);
+    if (a->json)
+        json_print(out, 2);
+    else
+        json_free(out);
     hcache_close(h);
     if (n_failed > 0) {
         rc = err->code = HCACHE_E_LIMIT;

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "base/clock.h"
 #include "opt/opt.h"
@@ -62,7 +63,7 @@ const struct opt_cmd *const options_of_model_info = &info_cmd;
 struct info {
     const char *source, *format;
     bool has_template;
-    /* how the model is told of tools: "template", or "generic", by a system message; NULL: it is not */
+    /* how the model is told of tools: "template", or "generic" (a system message); NULL: not */
     const char *tools;
     struct model_config c;
     struct weights_info w;
@@ -218,14 +219,11 @@ static struct json *tensors_json(const struct info *i)
     struct json *all = json_new_array();
     for (size_t k = 0; k < i->w.n_tensors; k++) {
         const struct tensor_info *t = &i->w.tensors[k];
-        struct json *o = json_new_object(), *shape = json_new_array();
-        json_put_string(o, "name", t->name);
-        json_put_string(o, "dtype", t->type);
-        json_push_int(shape, t->rows);
+        struct json *shape = json_make("[%ld]", t->rows);
         if (t->n_dims == 2)
             json_push_int(shape, t->cols);
-        json_put(o, "shape", shape);
-        json_push(all, o);
+        json_push(all,
+                  json_make("{name: %s, dtype: %s, shape: %p}", t->name, t->type, shape));
     }
     return all;
 }
@@ -233,58 +231,42 @@ static struct json *tensors_json(const struct info *i)
 /* Makes the object that describes the model, as in `run --json`. */
 static struct json *model_json(const struct info *i)
 {
-    struct json *o = json_new_object(), *types = json_new_object();
-    json_put_string(o, "format", i->format);
-    json_put_string(o, "arch", family_name(i->c.family));
+    struct json *types = json_new_object();
     for (int k = 0; k < i->w.types.n; k++)
         json_put_int(types, i->w.types.of[k].name, i->w.types.of[k].n_tensors);
-    json_put(o, "file_types", types);
-    json_put_string(o, "held",
-                    !i->w.quantised ? dtype_name(i->w.dtype)
-                    : i->w.has_q4   ? "q4"
-                                    : "q8");
-    json_put_bool(o, "template", i->has_template);
-    json_put_string(o, "tools", i->tools);
-    json_put_int(o, "context", i->c.max_ctx);
-    return o;
+    return json_make(
+        "{format: %s, arch: %s, file_types: %p, held: %s, template: %p, tools: %s, "
+        "context: %d}",
+        i->format, family_name(i->c.family), types,
+        !i->w.quantised ? dtype_name(i->w.dtype)
+        : i->w.has_q4   ? "q4"
+                        : "q8",
+        json_new_bool(i->has_template), i->tools, i->c.max_ctx);
 }
 
 static void print_info_json(const struct info *i)
 {
     const struct model_config *c = &i->c;
-    struct json *o = json_new_object();
-    json_put_string(o, "source", i->source);
-    json_put(o, "model", model_json(i));
-    json_put_string(o, "family", family_name(c->family));
-    json_put_int(o, "parameters", config_params(c));
-    json_put_int(o, "weight_bytes", (int64_t)i->w.bytes);
-    json_put_string(o, "weight_dtype", dtype_name(i->w.dtype));
-    json_put_int(o, "n_layers", c->n_layers);
-    json_put_int(o, "n_embd", c->n_embd);
-    json_put_int(o, "n_ffn", c->n_ffn);
-    json_put_int(o, "n_experts", c->n_experts);
-    json_put_int(o, "n_experts_used", c->n_experts_used);
-    json_put_int(o, "n_heads", c->n_heads);
-    json_put_int(o, "n_kv_heads", c->n_kv_heads);
-    json_put_int(o, "d_head", c->d_head);
-    json_put_int(o, "vocab_size", c->vocab_size);
-    json_put_bool(o, "tie_word_embeddings", c->tie_word_embeddings);
-    json_put_int(o, "max_ctx", c->max_ctx);
-    json_put_int(o, "sliding_window", c->sliding_window);
-    json_put_int(o, "n_layers_windowed", n_in(&c->windowed, c));
-    json_put_int(o, "n_layers_recurrent", n_in(&c->recurrent, c));
-    json_put_int(o, "recurrent_state_bytes", (int64_t)model_state_bytes(c));
-    json_put_string(o, "dtype", dtype_name(i->state));
-    json_put_int(o, "hidden_bytes_per_token_layer", i->hidden_bytes);
-    json_put_int(o, "kv_bytes_per_token_layer", i->kv_bytes);
-    json_put_int(o, "hidden_bytes_per_token", i->hidden_bytes * config_n_keeping(c));
-    json_put_int(o, "kv_bytes_per_token", i->all_kv_bytes);
-    json_put_real(o, "hidden_kv_ratio", (double)i->hidden_bytes / (double)i->kv_bytes);
-    json_put(o, "tensors", tensors_json(i));
-    char *text = json_text(o, 0);
-    puts(text);
-    free(text);
-    json_free(o);
+    struct json *o = json_make(
+        "{source: %s, model: %p, family: %s, parameters: %ld, "
+        "weight_bytes: %lu, weight_dtype: %s, n_layers: %d, n_embd: %d, "
+        "n_ffn: %d, n_experts: %d, n_experts_used: %d, n_heads: %d, "
+        "n_kv_heads: %d, d_head: %d, vocab_size: %d, "
+        "tie_word_embeddings: %p, max_ctx: %d, sliding_window: %d, "
+        "n_layers_windowed: %d, n_layers_recurrent: %d, "
+        "recurrent_state_bytes: %lu, dtype: %s, "
+        "hidden_bytes_per_token_layer: %ld, kv_bytes_per_token_layer: %ld, "
+        "hidden_bytes_per_token: %ld, kv_bytes_per_token: %ld, "
+        "hidden_kv_ratio: %g, tensors: %p}",
+        i->source, model_json(i), family_name(c->family), config_params(c), i->w.bytes,
+        dtype_name(i->w.dtype), c->n_layers, c->n_embd, c->n_ffn, c->n_experts,
+        c->n_experts_used, c->n_heads, c->n_kv_heads, c->d_head, c->vocab_size,
+        json_new_bool(c->tie_word_embeddings), c->max_ctx, c->sliding_window,
+        n_in(&c->windowed, c), n_in(&c->recurrent, c), model_state_bytes(c),
+        dtype_name(i->state), i->hidden_bytes, i->kv_bytes,
+        i->hidden_bytes * config_n_keeping(c), i->all_kv_bytes,
+        (double)i->hidden_bytes / (double)i->kv_bytes, tensors_json(i));
+    json_print(o, 0);
 }
 
 static int model_info(int argc, char **argv)

@@ -6,6 +6,7 @@
 
 #include "apps/cmds.h"
 #include "apps/engine_options.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "base/clock.h"
 #include "base/cpus.h"
@@ -88,10 +89,8 @@ static struct json *errors_json(const struct pack_result *r)
 {
     struct json *list = json_new_array();
     for (size_t i = 0; i < r->errors.n; i++) {
-        struct json *e = json_new_object();
-        json_put_string(e, "name", r->errors.of[i].name);
-        json_put_real(e, "relative_error", r->errors.of[i].relative);
-        json_push(list, e);
+        json_push(list, json_make("{name: %s, relative_error: %g}", r->errors.of[i].name,
+                                  r->errors.of[i].relative));
     }
     return list;
 }
@@ -106,20 +105,13 @@ static void print(const struct pack_args *a, const struct pack_result *r, double
                dtype_name(r->dtype), r->layout, (double)r->bytes / 1e6, seconds);
         return;
     }
-    struct json *o = json_new_object();
-    json_put_int(o, "bytes", (int64_t)r->bytes);
-    json_put_int(o, "layers", r->n_layers);
-    json_put_string(o, "layout", r->layout);
-    json_put_string(o, "weights", dtype_name(r->dtype));
-    json_put_string(o, "weights_id", id);
-    json_put_real(o, "seconds", seconds);
-    json_put_string(o, "note", r->note);
+    struct json *o = json_make(
+        "{bytes: %lu, layers: %d, layout: %s, weights: %s, weights_id: %s, "
+        "seconds: %g, note: %s}",
+        r->bytes, r->n_layers, r->layout, dtype_name(r->dtype), id, seconds, r->note);
     if (r->errors.n > 0)
         json_put(o, "made_q4", errors_json(r));
-    char *text = json_text(o, 0);
-    puts(text);
-    free(text);
-    json_free(o);
+    json_print(o, 0);
 }
 
 int cmd_model_pack(int argc, char **argv)

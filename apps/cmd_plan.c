@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "apps/cmds.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/user_files.h"
@@ -490,23 +491,18 @@ static void print_human(const struct plan_args *a, const struct platform *p,
 static struct json *row_json(const struct row *r)
 {
     const struct plan *p = &r->plan;
-    struct json *o = json_new_object();
-    json_put_string(o, "method", r->name);
+    struct json *o = json_make("{method: %s}", r->name);
     if (r->rc != 0) {
         json_put_string(o, "error", r->err.msg);
         return o;
     }
-    json_put_string(o, "layers", p->method);
-    json_put_int(o, "recompute", p->n_r);
-    json_put_int(o, "hidden", p->n_h);
-    json_put_int(o, "kv", p->n_k);
-    json_put_real(o, "predicted_ms", p->predicted_s * 1e3);
-    json_put_real(o, "restore_ms", p->restore_s * 1e3);
-    json_put_real(o, "io_busy_ms", p->io_busy_s * 1e3);
-    json_put_real(o, "compute_busy_ms", p->comp_busy_s * 1e3);
-    json_put_real(o, "bubble", p->bubble);
-    json_put_real(o, "stored_bytes_per_token", p->stored_bytes_per_token);
-    json_put_string(o, "reason", p->reason);
+    json_extend(o,
+                "{layers: %s, recompute: %d, hidden: %d, kv: %d, predicted_ms: %g, "
+                "restore_ms: %g, io_busy_ms: %g, compute_busy_ms: %g, bubble: %g, "
+                "stored_bytes_per_token: %g, reason: %s}",
+                p->method, p->n_r, p->n_h, p->n_k, p->predicted_s * 1e3, p->restore_s * 1e3,
+                p->io_busy_s * 1e3, p->comp_busy_s * 1e3, p->bubble,
+                p->stored_bytes_per_token, p->reason);
     return o;
 }
 
@@ -514,21 +510,18 @@ static void print_json(const struct plan_args *a, const struct platform *p,
                        const struct row *row)
 {
     struct json *o = json_new_object(), *methods = json_new_array();
-    json_put_string(o, "platform", p->machine);
-    json_put_string(o, "model", p->model);
-    json_put_int(o, "history", a->history);
-    json_put_int(o, "new", a->n_new);
-    json_put_bool(o, "fused", a->fused);
-    json_put_real(o, "read_bytes_per_s", platform_io_bytes_per_s(p, a->tier));
-    json_put_int(o, "ranks", p->n_ranks);
-    json_put_int(o, "stages", p->n_stages);
+    json_extend(o,
+                "{platform: %s, model: %s, history: %ld, new: %ld, fused: %p, "
+                "read_bytes_per_s: %g, ranks: %d, stages: %d}",
+                p->machine, p->model, a->history, a->n_new, json_new_bool(a->fused),
+                platform_io_bytes_per_s(p, a->tier), p->n_ranks, p->n_stages);
     struct machine_gathers g = gathers_of(a);
     if (g.n > 0) {
-        struct json *x = json_new_object();
-        json_put_int(x, "per_layer", g.n);
-        json_put_real(x, "bytes_per_token", p->n_layers * g.token_bytes);
-        json_put_real(x, "latency_ms", 1e3 * p->n_layers * g.latency_s);
-        json_put_real(x, "ms_per_token", 1e3 * p->n_layers * g.token_s);
+        struct json *x = json_make("{per_layer: %d, bytes_per_token: %g, latency_ms: %g, "
+                                   "ms_per_token: %g}",
+                                   g.n, p->n_layers * g.token_bytes,
+                                   1e3 * p->n_layers * g.latency_s,
+                                   1e3 * p->n_layers * g.token_s);
         json_put(o, "gathers", x);
     }
     json_put_real(o, "balance_bytes_per_s", platform_balance_bytes_per_s(p, a->history));
@@ -536,10 +529,7 @@ static void print_json(const struct plan_args *a, const struct platform *p,
     for (int i = 0; i < N_COMPARED; i++)
         json_push(methods, row_json(&row[i]));
     json_put(o, "methods", methods);
-    char *text = json_text(o, 2);
-    puts(text);
-    free(text);
-    json_free(o);
+    json_print(o, 2);
 }
 
 static int write_svg(const char *path, const struct platform *p, const struct row *row,

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/ppl_overflow.h"
@@ -329,21 +330,12 @@ static void report_overflow(const struct scorer *c, const struct ppl_args *a,
     }
     char digest[17];
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)c->digest);
-    struct json *o = json_new_object();
-    json_put_string(o, "overflow", a->overflow);
-    json_put_int(o, "context", t->context);
-    json_put_int(o, "step", t->step);
-    json_put_int(o, "keep", t->keep);
-    json_put_int(o, "tokens", (int64_t)n);
-    json_put_int(o, "scored", c->n_scored);
-    json_put_int(o, "steps", n_steps);
-    json_put_real(o, "nll", mean);
-    json_put_real(o, "ppl", exp(mean));
-    json_put_string(o, "logits_digest", digest);
-    char *text = json_text(o, 2);
-    puts(text);
-    free(text);
-    json_free(o);
+    struct json *o = json_make(
+        "{overflow: %s, context: %d, step: %d, keep: %d, tokens: %lu, "
+        "scored: %ld, steps: %d, nll: %g, ppl: %g, logits_digest: %s}",
+        a->overflow, t->context, t->step, t->keep, n, c->n_scored, n_steps, mean, exp(mean),
+        digest);
+    json_print(o, 2);
 }
 
 static int run_overflow(struct scorer *c, const struct ppl_args *a, const int32_t *ids,
@@ -405,21 +397,14 @@ static void report(const struct scorer *c, const struct ppl_args *a)
                    kl.mean, kl.error, kl.same_top * 100);
         return;
     }
-    struct json *o = json_new_object();
-    json_put_real(o, "perplexity", exp(mean));
-    json_put_real(o, "standard_error", exp(mean) * error);
-    json_put_real(o, "mean_nll", mean);
-    json_put_int(o, "tokens_scored", c->n_scored);
-    json_put_int(o, "context", a->context);
+    struct json *o = json_make("{perplexity: %g, standard_error: %g, mean_nll: %g, "
+                               "tokens_scored: %ld, context: %d}",
+                               exp(mean), exp(mean) * error, mean, c->n_scored, a->context);
     if (a->kl_against != NULL) {
-        json_put_real(o, "kl_divergence", kl.mean);
-        json_put_real(o, "kl_standard_error", kl.error);
-        json_put_real(o, "same_top", kl.same_top);
+        json_extend(o, "{kl_divergence: %g, kl_standard_error: %g, same_top: %g}", kl.mean,
+                    kl.error, kl.same_top);
     }
-    char *text = json_text(o, 2);
-    puts(text);
-    free(text);
-    json_free(o);
+    json_print(o, 2);
 }
 
 static int run(struct ppl_args *a, struct err *err)

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "apps/cmds.h"
+#include "apps/json_print.h"
 #include "apps/option_tables.h"
 #include "apps/engine_options.h"
 #include "apps/terminal_chat.h"
@@ -237,8 +238,7 @@ static bool is_chat(const struct hcache *h, const struct run_args *a);
 
 static void add_message(struct json *messages, const char *role, const char *text, size_t n)
 {
-    struct json *message = json_new_object();
-    json_put_string(message, "role", role);
+    struct json *message = json_make("{role: %s}", role);
     json_put_bytes(message, "content", text, n);
     json_push(messages, message);
 }
@@ -331,68 +331,54 @@ static void put_start(struct json *timings, const struct hcache *h, double load_
     hcache_start_info(h, &start);
     json_put_real(load, "total", load_ms);
     for (int i = 0; i < start.n_parts; i++) {
-        struct json *o = json_new_object();
-        json_put_string(o, "name", start.parts[i].name);
-        json_put_real(o, "ms", start.parts[i].ms);
-        json_push(spans, o);
+        json_push(spans,
+                  json_make("{name: %s, ms: %g}", start.parts[i].name, start.parts[i].ms));
         json_put_real(load, start.parts[i].name, start.parts[i].ms);
     }
-    json_put(timings, "load_ms", load);
-    json_put(timings, "spans", spans);
-    json_put_int(timings, "start_passes", start.n_passes);
-    json_put_int(timings, "start_hashed_bytes", (int64_t)start.hashed_bytes);
+    json_extend(timings,
+                "{load_ms: %p, spans: %p, start_passes: %ld, "
+                "start_hashed_bytes: %lu}",
+                load, spans, start.n_passes, start.hashed_bytes);
 }
 
 static void put_timings(struct json *o, const struct hcache_timings *t)
 {
-    json_put_real(o, "lookup_ms", t->lookup_ms);
-    json_put_real(o, "plan_ms", t->plan_ms);
-    json_put_real(o, "restore_ms", t->restore_ms);
-    json_put_real(o, "restore_io_ms", t->restore_io_ms);
-    json_put_real(o, "restore_compute_ms", t->restore_compute_ms);
-    json_put_real(o, "restore_wait_ms", t->restore_wait_ms);
-    json_put_real(o, "fused_ms", t->fused_ms);
-    json_put_real(o, "bubble", t->bubble);
-    json_put_real(o, "prefill_ms", t->prefill_ms);
-    json_put_real(o, "ttft_ms", t->ttft_ms);
-    json_put_real(o, "decode_ms", t->decode_ms);
-    json_put_real(o, "decode_tokens_per_s", t->decode_tokens_per_s);
+    json_extend(o,
+                "{lookup_ms: %g, plan_ms: %g, restore_ms: %g, restore_io_ms: %g, "
+                "restore_compute_ms: %g, restore_wait_ms: %g, fused_ms: %g, "
+                "bubble: %g, prefill_ms: %g, ttft_ms: %g, decode_ms: %g, "
+                "decode_tokens_per_s: %g}",
+                t->lookup_ms, t->plan_ms, t->restore_ms, t->restore_io_ms,
+                t->restore_compute_ms, t->restore_wait_ms, t->fused_ms, t->bubble,
+                t->prefill_ms, t->ttft_ms, t->decode_ms, t->decode_tokens_per_s);
 }
 
-static void put_plan(struct json *o, const struct hcache_plan *p)
+static struct json *plan_json(const struct hcache_plan *p)
 {
-    json_put_int(o, "recompute", p->recompute);
-    json_put_int(o, "hidden", p->hidden);
-    json_put_int(o, "kv", p->kv);
-    json_put_string(o, "layers", p->layers);
-    json_put_real(o, "predicted_ms", p->predicted_ms);
-    json_put_string(o, "reason", p->reason);
+    return json_make("{recompute: %d, hidden: %d, kv: %d, layers: %s, predicted_ms: %g, "
+                     "reason: %s}",
+                     p->recompute, p->hidden, p->kv, p->layers, p->predicted_ms, p->reason);
 }
 
-static void put_model(struct json *o, const struct hcache *h)
+static struct json *model_json(const struct hcache *h)
 {
     struct hcache_model_info info;
     struct json *types = json_new_object();
     hcache_model_info(h, &info);
-    json_put_string(o, "format", info.format);
-    json_put_string(o, "arch", info.family);
     for (int i = 0; i < info.n_file_types; i++)
         json_put_int(types, info.file_types[i].name, info.file_types[i].n_tensors);
-    json_put(o, "file_types", types);
-    json_put_string(o, "held", info.held);
-    json_put_bool(o, "template", info.has_chat_template);
-    json_put_int(o, "context", info.max_context);
+    return json_make("{format: %s, arch: %s, file_types: %p, held: %s, template: %p, "
+                     "context: %d}",
+                     info.format, info.family, types, info.held,
+                     json_new_bool(info.has_chat_template), info.max_context);
 }
 
-/* Puts the statistics of the copies in DRAM; null: there are none. */
-static void put_dram(struct json *o, struct hcache *h)
+/* Returns the statistics of the copies in DRAM; NULL: there are none. */
+static struct json *copies_json(struct hcache *h)
 {
     struct hcache_cache_stats k;
     hcache_cache_stats(h, NULL, &k);
-    if (k.dram.cap_bytes > 0)
-        json_put(o, "dram", dram_json(&k.dram));
-    else
-        json_put_null(o, "dram");
+    return k.dram.cap_bytes > 0 ? dram_json(&k.dram) : NULL;
 }
 
 static void print_json(struct hcache *h, const struct prompt_date *date,
@@ -400,8 +386,7 @@ static void print_json(struct hcache *h, const struct prompt_date *date,
 {
     char digest[17];
     struct json *o = json_new_object(), *ids = json_new_array();
-    struct json *plan = json_new_object(), *timings = json_new_object();
-    struct json *model = json_new_object(), *truncation = json_new_object();
+    struct json *timings = json_new_object();
     for (int i = 0; i < r->n_tokens; i++)
         json_push_int(ids, r->token_ids[i]);
     snprintf(digest, sizeof digest, "%016llx", (unsigned long long)r->logits_digest);
@@ -409,45 +394,32 @@ static void print_json(struct hcache *h, const struct prompt_date *date,
         json_put_bytes(o, "text", r->text, r->n_text);
     else
         json_put_null(o, "text");
-    json_put(o, "token_ids", ids);
-    json_put_string(o, "finish_reason", r->finish);
-    json_put_int(o, "prompt_tokens", r->prompt_tokens);
-    json_put_int(o, "cached_tokens", r->cached_tokens);
-    json_put_int(o, "committed_tokens", r->committed_tokens);
-    json_put_string(o, "logits_digest", digest);
-    json_put_int(o, "restored_bytes", (int64_t)r->restored_bytes);
-    json_put_int(o, "restored_dram_bytes", (int64_t)r->restored_dram_bytes);
-    json_put_int(o, "restored_page_cache_bytes", (int64_t)r->restored_page_cache_bytes);
-    json_put_int(o, "dram_tokens", r->dram_tokens);
-    json_put_int(o, "remote_tokens", r->remote_tokens);
-    json_put_int(o, "device_tokens", r->device_tokens);
-    json_put_string(o, "restore_source", r->tier);
-    json_put_int(o, "truncated_tokens", r->truncated_tokens);
-    json_put_int(o, "recomputed_tokens", r->recomputed_tokens);
-    json_put_int(o, "guessed_tokens", r->guessed_tokens);
-    json_put_int(o, "guessed_right", r->guessed_right);
-    json_put_int(truncation, "context", r->truncation.context);
-    json_put_int(truncation, "step", r->truncation.step);
-    json_put_int(truncation, "keep", r->truncation.keep);
-    json_put_int(truncation, "steps", r->truncation.steps);
-    json_put_real(truncation, "stall_ms", r->truncation.stall_ms);
-    json_put(o, "truncation", truncation);
-    json_put_string(o, "miss", provenance_miss(r, ""));
+    json_extend(o,
+                "{token_ids: %p, finish_reason: %s, prompt_tokens: %d, "
+                "cached_tokens: %d, committed_tokens: %ld, logits_digest: %s, "
+                "restored_bytes: %lu, restored_dram_bytes: %lu, "
+                "restored_page_cache_bytes: %lu, dram_tokens: %d, "
+                "remote_tokens: %d, device_tokens: %d, restore_source: %s, "
+                "truncated_tokens: %ld, recomputed_tokens: %ld, guessed_tokens: %ld, "
+                "guessed_right: %ld}",
+                ids, r->finish, r->prompt_tokens, r->cached_tokens, r->committed_tokens,
+                digest, r->restored_bytes, r->restored_dram_bytes,
+                r->restored_page_cache_bytes, r->dram_tokens, r->remote_tokens,
+                r->device_tokens, r->tier, r->truncated_tokens, r->recomputed_tokens,
+                r->guessed_tokens, r->guessed_right);
+    json_extend(o,
+                "{truncation: {context: %d, step: %d, keep: %d, steps: %d, stall_ms: %g}, "
+                "miss: %s}",
+                r->truncation.context, r->truncation.step, r->truncation.keep,
+                r->truncation.steps, r->truncation.stall_ms, provenance_miss(r, ""));
     if (date->moment[0] != 0)
         json_put_bytes(o, "template_date", date->moment, 10);
-    json_put_string(o, "save_stopped", r->save_stopped);
-    put_plan(plan, &r->plan);
-    json_put(o, "plan", plan);
     put_timings(timings, &r->timings);
     put_start(timings, h, r->timings.load_ms);
-    json_put(o, "timings", timings);
-    put_dram(o, h);
-    put_model(model, h);
-    json_put(o, "model", model);
-    char *text = json_text(o, 2);
-    puts(text);
-    free(text);
-    json_free(o);
+    json_extend(o, "{save_stopped: %s, plan: %p, timings: %p, dram: %p, model: %p}",
+                r->save_stopped, plan_json(&r->plan), timings, copies_json(h),
+                model_json(h));
+    json_print(o, 2);
 }
 
 static void print_summary(const struct hcache_result *r)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "apps/api_keys.h"
+#include "apps/json_print.h"
 #include "apps/store_key.h"
 #include "save/repack.h"
 #include "seal/seal_file.h"
@@ -127,14 +128,6 @@ static void session_close(struct session *s)
     seal_free(s->seal);
     for (int i = 0; i < s->n_dirs; i++)
         free(s->dirs[i]);
-}
-
-static void print_json(struct json *j)
-{
-    char *text = json_text(j, 2);
-    printf("%s\n", text);
-    free(text);
-    json_free(j);
 }
 
 /* --- the chunks, as a list -------------------------------------------------------------------- */
@@ -332,32 +325,25 @@ static void stat_json(const struct store_stats *st, uint64_t n_tokens, const cha
                       const struct model_share *shares, int n)
 {
     char hex[65];
-    struct json *j = json_new_object(), *models = json_new_array();
-    json_put_int(j, "devices", st->n_devices);
-    json_put_int(j, "chunks", (int64_t)st->n_chunks);
-    json_put_int(j, "tokens", (int64_t)n_tokens);
-    json_put_int(j, "partial_chunks", (int64_t)st->n_partial);
-    json_put_int(j, "extents", (int64_t)st->n_extents);
-    json_put_int(j, "used_bytes", (int64_t)st->used_bytes);
-    json_put_int(j, "file_bytes", (int64_t)st->file_bytes);
-    json_put_int(j, "damaged", (int64_t)st->n_corrupt);
-    json_put_int(j, "pins", (int64_t)st->n_pins);
-    json_put_int(j, "expiring_chunks", (int64_t)st->n_expiring);
-    json_put_int(j, "guarantees", (int64_t)st->n_guarantees);
-    json_put_int(j, "guaranteed_bytes", (int64_t)st->guaranteed_bytes);
-    json_put_bool(j, "overwrites_in_place", kept[0] == 0);
-    json_put_string(j, "not_in_place_because", kept[0] != 0 ? kept : NULL);
+    struct json *models = json_new_array();
+    struct json *j = json_make(
+        "{devices: %d, chunks: %lu, tokens: %lu, partial_chunks: %lu, "
+        "extents: %lu, used_bytes: %lu, file_bytes: %lu, damaged: %lu, "
+        "pins: %lu, expiring_chunks: %lu, guarantees: %lu, "
+        "guaranteed_bytes: %lu, overwrites_in_place: %p, "
+        "not_in_place_because: %s}",
+        st->n_devices, st->n_chunks, n_tokens, st->n_partial, st->n_extents, st->used_bytes,
+        st->file_bytes, st->n_corrupt, st->n_pins, st->n_expiring, st->n_guarantees,
+        st->guaranteed_bytes, json_new_bool(kept[0] == 0), kept[0] != 0 ? kept : NULL);
     for (int i = 0; i < n; i++) {
-        struct json *m = json_new_object();
         sha256_hex(&shares[i].fingerprint, hex);
-        json_put_string(m, "fingerprint", hex);
-        json_put_int(m, "first_chunks", (int64_t)shares[i].n_contexts);
-        json_put_int(m, "chunks", (int64_t)shares[i].n_chunks);
-        json_put_int(m, "bytes", (int64_t)shares[i].n_bytes);
-        json_push(models, m);
+        json_push(models,
+                  json_make("{fingerprint: %s, first_chunks: %lu, chunks: %lu, bytes: %lu}",
+                            hex, shares[i].n_contexts, shares[i].n_chunks,
+                            shares[i].n_bytes));
     }
     json_put(j, "models", models);
-    print_json(j);
+    json_print(j, 2);
 }
 
 static void stat_text(const struct store_stats *st, uint64_t n_tokens, const char *kept,
@@ -459,28 +445,22 @@ static void ls_json(const struct list *l, const struct why *why,
                     const struct store_titles *t)
 {
     char hex[65], mask[STORE_MAX_LAYERS + 1];
-    struct json *j = json_new_object(), *chunks = json_new_array();
+    char parent[65], model[65], owner[17];
+    struct json *chunks = json_new_array();
     for (uint64_t i = 0; i < l->n; i++) {
         const struct store_entry *e = &l->e[i];
-        struct json *c = json_new_object();
         sha256_hex(&e->key, hex);
-        json_put_string(c, "key", hex);
-        sha256_hex(&e->parent, hex);
-        json_put_string(c, "parent", hex);
-        sha256_hex(&e->fingerprint, hex);
-        json_put_string(c, "fingerprint", hex);
-        json_put_int(c, "index", e->chunk_idx);
-        json_put_int(c, "tokens", e->n_tokens);
+        sha256_hex(&e->parent, parent);
+        sha256_hex(&e->fingerprint, model);
         mask_text(&e->mask, l->n_layers, mask);
-        json_put_string(c, "layers", mask);
-        json_put_int(c, "bytes", (int64_t)e->bytes);
-        json_put_int(c, "used_wall_s", e->used_wall_s);
-        json_put_int(c, "pinned_until_wall_s", e->pinned_until_wall_s);
-        json_put_bool(c, "guaranteed", e->is_guaranteed);
-        json_put_int(c, "expires_wall_s", e->expires_wall_s);
-        snprintf(hex, sizeof hex, "%016" PRIx64, e->owner);
-        json_put_string(c, "owner", hex);
-        json_put_string(c, "title", title_of(l, t, i, i + 1));
+        snprintf(owner, sizeof owner, "%016" PRIx64, e->owner);
+        struct json *c = json_make(
+            "{key: %s, parent: %s, fingerprint: %s, index: %d, tokens: %d, layers: %s, "
+            "bytes: %lu, used_wall_s: %ld, pinned_until_wall_s: %ld, guaranteed: %p, "
+            "expires_wall_s: %ld, owner: %s, title: %s}",
+            hex, parent, model, e->chunk_idx, e->n_tokens, mask, e->bytes, e->used_wall_s,
+            e->pinned_until_wall_s, json_new_bool(e->is_guaranteed), e->expires_wall_s,
+            owner, title_of(l, t, i, i + 1));
         if (why != NULL) {
             char text[128];
             why_text(e, &why[i], text, sizeof text);
@@ -488,8 +468,7 @@ static void ls_json(const struct list *l, const struct why *why,
         }
         json_push(chunks, c);
     }
-    json_put(j, "chunks", chunks);
-    print_json(j);
+    json_print(json_make("{chunks: %p}", chunks), 2);
 }
 
 /* Returns whether b continues a in the listing and would print the same line. */
@@ -636,15 +615,12 @@ static void verify_progress(void *arg, uint64_t done_bytes, uint64_t all_bytes)
 
 static void verify_json(const struct store_verify *r, const struct verify_view *v)
 {
-    struct json *j = json_new_object(), *bad = json_new_array();
+    struct json *bad = json_new_array();
     for (uint64_t i = 0; i < v->n_bad; i++)
         json_push_string(bad, v->bad[i]);
-    json_put_int(j, "chunks", (int64_t)r->n_chunks);
-    json_put_int(j, "records", (int64_t)r->n_records);
-    json_put_int(j, "bytes", (int64_t)r->n_bytes);
-    json_put_int(j, "bad", (int64_t)r->n_bad);
-    json_put(j, "damaged", bad);
-    print_json(j);
+    json_print(json_make("{chunks: %lu, records: %lu, bytes: %lu, bad: %lu, damaged: %p}",
+                         r->n_chunks, r->n_records, r->n_bytes, r->n_bad, bad),
+               2);
 }
 
 static int verify_once(const struct store_args *a, struct store_verify *r,
@@ -784,10 +760,9 @@ static void rm_print(const struct store_args *a, const struct store_erased *e)
     char size[32];
     bytes_text(e->n_bytes, size);
     if (a->json) {
-        struct json *j = json_new_object();
-        json_put_int(j, "erased_chunks", (int64_t)e->n_chunks);
-        json_put_int(j, "erased_bytes", (int64_t)e->n_bytes);
-        print_json(j);
+        json_print(
+            json_make("{erased_chunks: %lu, erased_bytes: %lu}", e->n_chunks, e->n_bytes),
+            2);
     } else {
         printf("%" PRIu64 " chunk%s erased, %s\n", e->n_chunks, plural(e->n_chunks), size);
     }
@@ -923,14 +898,13 @@ static void bundle_print(const struct store_args *a, const char *what,
         struct json *j = json_new_object();
         snprintf(name, sizeof name, "%s_chunks", what);
         json_put_int(j, name, (int64_t)n->n_chunks);
-        json_put_int(j, "bytes", (int64_t)n->n_bytes);
-        json_put_int(j, "known_chunks", (int64_t)n->n_known);
-        json_put_int(j, "gone_chunks", (int64_t)n->n_gone);
+        json_extend(j, "{bytes: %lu, known_chunks: %lu, gone_chunks: %lu}", n->n_bytes,
+                    n->n_known, n->n_gone);
         if (n_turns >= 0) {
             snprintf(name, sizeof name, "%s_turns", what);
             json_put_int(j, name, n_turns);
         }
-        print_json(j);
+        json_print(j, 2);
         return;
     }
     printf("%" PRIu64 " chunk%s %s, %s", n->n_chunks, plural(n->n_chunks), what, size);
@@ -1134,9 +1108,7 @@ static int run_unpin(const struct store_args *a, struct err *err)
     if (rc == 0)
         rc = store_unpin_keys(s.store, keys, n, err);
     if (rc == 0 && a->json) {
-        struct json *j = json_new_object();
-        json_put_int(j, "ended_pins", n);
-        print_json(j);
+        json_print(json_make("{ended_pins: %d}", n), 2);
     } else if (rc == 0) {
         printf("%d pin%s ended\n", n, plural((uint64_t)n));
     }
@@ -1268,18 +1240,17 @@ static int run_gc(const struct store_args *a, struct err *err)
         bytes_text(freed_bytes, freed);
         bytes_text(st.file_bytes, files);
         if (a->json) {
-            struct json *j = json_new_object();
-            json_put_int(j, "evicted_chunks", (int64_t)n_idle);
+            struct json *j = json_make("{evicted_chunks: %lu}", n_idle);
             if (a->pack) {
-                json_put_int(j, "packed_chunks", (int64_t)packed.n_chunks);
-                json_put_int(j, "left_chunks", (int64_t)packed.n_left);
-                json_put_int(j, "unpacked_bytes", (int64_t)packed.bytes_before);
-                json_put_int(j, "packed_bytes", (int64_t)packed.bytes_after);
+                json_extend(j,
+                            "{packed_chunks: %lu, left_chunks: %lu, unpacked_bytes: %lu, "
+                            "packed_bytes: %lu}",
+                            packed.n_chunks, packed.n_left, packed.bytes_before,
+                            packed.bytes_after);
             }
-            json_put_int(j, "freed_bytes", (int64_t)freed_bytes);
-            json_put_int(j, "file_bytes", (int64_t)st.file_bytes);
-            json_put_int(j, "forgotten_answers", n_forgotten);
-            print_json(j);
+            json_extend(j, "{freed_bytes: %lu, file_bytes: %lu, forgotten_answers: %d}",
+                        freed_bytes, st.file_bytes, n_forgotten);
+            json_print(j, 2);
         } else {
             if (a->idle_ttl_s > 0)
                 printf("%llu chunks evicted\n", (unsigned long long)n_idle);

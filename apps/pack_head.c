@@ -18,9 +18,7 @@ static uint64_t aligned(uint64_t n)
 
 static struct json *describe_matrices(const struct pack_file *f)
 {
-    struct json *list = json_new_array(), *head = json_new_object();
-    json_put_string(head, "head", dtype_name(f->matrices.head));
-    json_push(list, head);
+    struct json *list = json_make("[{head: %s}]", dtype_name(f->matrices.head));
     for (int l = 0; l < f->n_layers; l++) {
         struct json *of = json_new_object();
         for (enum slot s = SLOT_WQ; s <= SLOT_LAST_IN_BLOCKS; s++) {
@@ -39,45 +37,33 @@ static struct json *describe(const struct pack_file *f)
 {
     struct json *o = json_new_object(), *types = json_new_array(),
                 *files = json_new_array(), *parts = json_new_array();
-    json_put_string(o, "source", f->source);
-    json_put_string(o, "note", f->note);
-    json_put_string(o, "layout", f->layout);
-    json_put_string(o, "weights", dtype_name(f->dtype));
-    json_put_string(o, "source_type", dtype_name(f->file_dtype));
-    json_put_string(o, "embeddings", dtype_name(f->table_dtype[0]));
-    json_put_string(o, "positions", dtype_name(f->table_dtype[1]));
-    json_put_bool(o, "any_context", f->any_context);
-    json_put_int(o, "layers", f->n_layers);
+    json_extend(o,
+                "{source: %s, note: %s, layout: %s, weights: %s, source_type: %s, "
+                "embeddings: %s, positions: %s, any_context: %p, layers: %d}",
+                f->source, f->note, f->layout, dtype_name(f->dtype),
+                dtype_name(f->file_dtype), dtype_name(f->table_dtype[0]),
+                dtype_name(f->table_dtype[1]), json_new_bool(f->any_context), f->n_layers);
     for (int i = 0; i < f->types.n; i++) {
-        struct json *t = json_new_object();
-        json_put_string(t, "name", f->types.of[i].name);
-        json_put_int(t, "tensors", f->types.of[i].n_tensors);
-        json_put_bool(t, "quantised", f->types.of[i].quantised);
-        json_push(types, t);
+        json_push(types, json_make("{name: %s, tensors: %d, quantised: %p}",
+                                   f->types.of[i].name, f->types.of[i].n_tensors,
+                                   json_new_bool(f->types.of[i].quantised)));
     }
     for (size_t i = 0; i < f->n_members; i++) {
         const struct pack_member *m = &f->members[i];
-        struct json *t = json_new_object();
         char sum[20];
         snprintf(sum, sizeof sum, "%016" PRIx64, m->sum);
-        json_put_string(t, "name", m->name);
-        json_put_int(t, "at", (int64_t)m->at);
-        json_put_int(t, "bytes", (int64_t)m->bytes);
-        json_put_int(t, "file_bytes", (int64_t)m->file_bytes);
-        json_put_string(t, "checksum", sum);
-        json_push(files, t);
+        json_push(
+            files,
+            json_make("{name: %s, at: %lu, bytes: %lu, file_bytes: %lu, checksum: %s}",
+                      m->name, m->at, m->bytes, m->file_bytes, sum));
     }
     for (size_t i = 0; i < f->n_parts; i++) {
-        struct json *t = json_new_object();
-        json_put_int(t, "at", (int64_t)f->parts[i].at);
-        json_put_int(t, "bytes", (int64_t)f->parts[i].bytes);
-        json_push(parts, t);
+        json_push(parts,
+                  json_make("{at: %lu, bytes: %lu}", f->parts[i].at, f->parts[i].bytes));
     }
     if (f->dtype == DTYPE_Q4)
         json_put(o, "matrices", describe_matrices(f));
-    json_put(o, "types", types);
-    json_put(o, "files", files);
-    json_put(o, "parts", parts);
+    json_extend(o, "{types: %p, files: %p, parts: %p}", types, files, parts);
     return o;
 }
 

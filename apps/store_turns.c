@@ -26,38 +26,27 @@ static struct json *marks_json(const struct turn *t)
     struct json *list = json_new_array();
     char hex[65];
     for (int i = 0; i < t->n_marks; i++) {
-        struct json *mark = json_new_array();
         sha256_hex(&t->mark[i].digest, hex);
-        json_push_int(mark, t->mark[i].n_bytes);
-        json_push_int(mark, t->mark[i].n_tokens);
-        json_push_string(mark, hex);
-        json_push(list, mark);
+        json_push(list, json_make("[%ld, %ld, %s]", (int64_t)t->mark[i].n_bytes,
+                                  t->mark[i].n_tokens, hex));
     }
     return list;
 }
 
 static struct json *turn_json(const struct turn *t)
 {
-    struct json *o = json_new_object(), *keys = json_new_array();
+    struct json *keys = json_new_array();
     char hex[65];
-    json_put_string(o, "name", t->name);
-    json_put_int(o, "created", t->created_s);
-    json_put_bool(o, "is_visible", t->is_visible);
-    json_put_string(o, "answer", t->answer);
-    json_put_string(o, "input", t->input);
-    json_put_string(o, "output", t->output);
-    json_put_string(o, "restoration", t->restoration);
-    json_put_string(o, "fingerprint", t->fingerprint);
-    json_put_string(o, "moment", t->moment);
-    json_put_int(o, "n_kept", t->n_kept);
-    json_put(o, "tokens", tokens_json(t));
-    json_put(o, "marks", marks_json(t));
     for (int i = 0; i < t->n_keys; i++) {
         sha256_hex(&t->keys[i], hex);
         json_push_string(keys, hex);
     }
-    json_put(o, "keys", keys);
-    return o;
+    return json_make("{name: %s, created: %ld, is_visible: %p, answer: %s, input: %s, "
+                     "output: %s, restoration: %s, fingerprint: %s, moment: %s, "
+                     "n_kept: %d, tokens: %p, marks: %p, keys: %p}",
+                     t->name, t->created_s, json_new_bool(t->is_visible), t->answer,
+                     t->input, t->output, t->restoration, t->fingerprint, t->moment,
+                     t->n_kept, tokens_json(t), marks_json(t), keys);
 }
 
 /* Adds a turn to the list. A path has neither answers nor restorations, so a visible turn is read
@@ -93,11 +82,8 @@ static int find_end(struct conversations *c, const char *tenant, const char *nam
     int rc = conversation_find(c, tenant, name, &v, err);
     if (rc != 0)
         return rc;
-    struct json *o = json_new_object();
-    json_put_string(o, "name", v.name);
-    json_put_string(o, "title", v.title);
-    json_put_string(o, "metadata", v.metadata);
-    json_put(out, "conversation", o);
+    json_extend(out, "{conversation: {name: %s, title: %s, metadata: %s}}", v.name, v.title,
+                v.metadata);
     *row = v.head;
     conversation_deinit(&v);
     return 0;

@@ -96,37 +96,22 @@ char *talk_last_answer(const struct talk *t)
 static char *response_json(const struct talk *t, const struct turn *turn,
                            const struct hcache_request *q, const struct hcache_result *r)
 {
-    struct json *o = json_new_object(), *usage = json_new_object(), *v = json_new_object(),
-                *why = json_new_object();
     bool is_cut = strcmp(r->finish, "stop") != 0;
-    json_put_string(o, "id", turn->name);
-    json_put_string(o, "object", "response");
-    json_put_int(o, "created_at", turn->created_s);
-    json_put_string(o, "status", is_cut ? "incomplete" : "completed");
-    json_put_string(o, "model", t->o.model_name);
-    json_put_null(o, "error");
-    json_put_string(why, "reason",
-                    strcmp(r->finish, "length") == 0 ? "max_output_tokens" : r->finish);
-    json_put(o, "incomplete_details", json_share(is_cut ? why : NULL));
-    json_free(why);
-    json_put_null(o, "instructions");
-    json_put_int(o, "max_output_tokens", q->max_tokens);
-    json_put_bool(o, "parallel_tool_calls", true);
-    json_put_null(o, "previous_response_id");
-    json_put_string(v, "id", t->v.name);
-    json_put(o, "conversation", v);
-    json_put_bool(o, "store", true);
-    json_put_real(o, "temperature", (double)q->temperature);
-    json_put_real(o, "top_p", (double)q->top_p);
-    json_put_string(o, "tool_choice", "auto");
-    json_put(o, "tools", json_new_array());
-    json_put(o, "metadata", json_new_object());
-    json_put_int(usage, "input_tokens", r->prompt_tokens);
-    json_put_int(usage, "output_tokens", r->n_tokens);
-    json_put_int(usage, "total_tokens", r->prompt_tokens + r->n_tokens);
+    const char *why = strcmp(r->finish, "length") == 0 ? "max_output_tokens" : r->finish;
+    struct json *usage = json_make(
+        "{input_tokens: %d, output_tokens: %d, total_tokens: %d}", r->prompt_tokens,
+        r->n_tokens, r->prompt_tokens + r->n_tokens);
     if (turn->moment[0] != 0)
         json_put_bytes(usage, "template_date", turn->moment, 10);
-    json_put(o, "usage", usage);
+    struct json *o = json_make(
+        "{id: %s, object: 'response', created_at: %ld, status: %s, model: %s, error: null, "
+        "incomplete_details: %p, instructions: null, max_output_tokens: %d, "
+        "parallel_tool_calls: true, previous_response_id: null, conversation: {id: %s}, "
+        "store: true, temperature: %g, top_p: %g, tool_choice: 'auto', tools: [], "
+        "metadata: {}, usage: %p}",
+        turn->name, turn->created_s, is_cut ? "incomplete" : "completed", t->o.model_name,
+        is_cut ? json_make("{reason: %s}", why) : NULL, q->max_tokens, t->v.name,
+        (double)q->temperature, (double)q->top_p, usage);
     char *text = json_text(o, 0);
     json_free(o);
     return text;
@@ -180,8 +165,7 @@ static int keep(struct talk *t, struct draft *d, const struct hcache_request *q,
 
 static void add_said(struct json *said, const char *role, const char *text, size_t n)
 {
-    struct json *message = json_new_object();
-    json_put_string(message, "role", role);
+    struct json *message = json_make("{role: %s}", role);
     json_put_bytes(message, "content", text, n);
     json_push(said, message);
 }

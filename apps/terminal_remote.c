@@ -353,16 +353,11 @@ static struct json *body_of(const struct remote *r, const struct json *input,
                             bool with_bound)
 {
     const struct hcache_request *q = &r->q;
-    struct json *o = json_new_object();
-    json_put(o, "input", json_share(input));
-    json_put_string(o, "conversation", r->id);
-    json_put_bool(o, "stream", true);
-    json_put_real(o, "temperature", (double)q->temperature);
-    json_put_real(o, "top_p", (double)q->top_p);
-    json_put_real(o, "min_p", (double)q->min_p);
-    json_put_int(o, "top_k", q->top_k);
-    json_put_int(o, "seed", (int64_t)q->seed);
-    json_put_bool(o, "ignore_eos", q->ignore_eos);
+    struct json *o = json_make(
+        "{input: %p, conversation: %s, stream: true, temperature: %g, "
+        "top_p: %g, min_p: %g, top_k: %d, seed: %lu, ignore_eos: %p}",
+        json_share(input), r->id, (double)q->temperature, (double)q->top_p,
+        (double)q->min_p, q->top_k, q->seed, json_new_bool(q->ignore_eos));
     if (q->cache_ttl_s > 0)
         json_put_int(o, "cache_ttl", q->cache_ttl_s);
     if (with_bound)
@@ -433,8 +428,7 @@ static int answer(struct remote *r, const struct json *input,
 
 static void add(struct json *input, const char *role, const char *text, size_t n)
 {
-    struct json *message = json_new_object();
-    json_put_string(message, "role", role);
+    struct json *message = json_make("{role: %s}", role);
     json_put_bytes(message, "content", text, n);
     json_push(input, message);
 }

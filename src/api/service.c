@@ -183,7 +183,7 @@ static void ticket_end(struct service *s, struct hcache_ticket *t)
         ticket_destroy(t);
 }
 
-/* Returns whether the ticket needs no further step: cancelled, failed, or its answer is complete. */
+/* Returns whether the ticket needs no further step: cancelled, failed, or its answer is whole. */
 static bool has_finished(const struct hcache_ticket *t)
 {
     return t->cancel || t->err.code != 0 ||
