@@ -46,35 +46,17 @@ bool err_is_of_disk(int code)
 
 const char *err_name(int code)
 {
+#define NAME(own) [ERR_FORMAT - (own)] = #own
+    static const char *const names[] = {
+        NAME(ERR_FORMAT), NAME(ERR_UNSUPPORTED), NAME(ERR_MISMATCH), NAME(ERR_CORRUPT),
+        NAME(ERR_LIMIT),  NAME(ERR_NOT_FOUND),   NAME(ERR_USAGE),    NAME(ERR_CRASHED),
+        NAME(ERR_BUSY),   NAME(ERR_CANCELLED),   NAME(ERR_ERASED),
+    };
     static _Thread_local char text[96];
-    switch (code) {
-    case 0:
+    if (code == 0)
         return "no error";
-    case ERR_FORMAT:
-        return "ERR_FORMAT";
-    case ERR_UNSUPPORTED:
-        return "ERR_UNSUPPORTED";
-    case ERR_MISMATCH:
-        return "ERR_MISMATCH";
-    case ERR_CORRUPT:
-        return "ERR_CORRUPT";
-    case ERR_LIMIT:
-        return "ERR_LIMIT";
-    case ERR_NOT_FOUND:
-        return "ERR_NOT_FOUND";
-    case ERR_USAGE:
-        return "ERR_USAGE";
-    case ERR_CRASHED:
-        return "ERR_CRASHED";
-    case ERR_BUSY:
-        return "ERR_BUSY";
-    case ERR_CANCELLED:
-        return "ERR_CANCELLED";
-    case ERR_ERASED:
-        return "ERR_ERASED";
-    default:
-        break;
-    }
+    if (code <= ERR_FORMAT && code >= ERR_ERASED)
+        return names[ERR_FORMAT - code];
     /* GNU's strerror_r returns the text; it may lie in `text` or in static memory. */
     if (code > -4000 && code < 0)
         return strerror_r(-code, text, sizeof text);

@@ -505,17 +505,6 @@ int json_opt_real(const struct json *object, const char *key, double *io, struct
     return 0;
 }
 
-int json_opt_bool(const struct json *object, const char *key, bool *io, struct err *err)
-{
-    const struct json *v = present(object, key);
-    if (v == NULL)
-        return 0;
-    if (json_kind(v) != JSON_KIND_BOOL)
-        return wrong_kind(key, "a boolean", v, err);
-    *io = json_is_true(node(v));
-    return 0;
-}
-
 int json_opt_string(const struct json *object, const char *key, const char **io,
                     struct err *err)
 {
@@ -542,6 +531,15 @@ static int opt_kind(const struct json *object, const char *key, enum json_kind k
         return wrong_kind(key, wanted, v, err);
     *io = v;
     return 0;
+}
+
+int json_opt_bool(const struct json *object, const char *key, bool *io, struct err *err)
+{
+    const struct json *v = NULL;
+    int rc = opt_kind(object, key, JSON_KIND_BOOL, "a boolean", &v, err);
+    if (v != NULL)
+        *io = json_is_true(node(v));
+    return rc;
 }
 
 int json_opt_array(const struct json *object, const char *key, const struct json **io,

@@ -27,6 +27,7 @@ static _Noreturn void out_of_memory(size_t n)
 
 /* --- asking the system ------------------------------------------------------------------------ */
 
+/* Returns whether a test makes this allocation fail. */
 static bool is_denied(size_t n, enum mem_ask ask)
 {
     if (mem_test_denies == NULL || !mem_test_denies(n, ask))

@@ -197,7 +197,8 @@ static void unlink_node(struct prefix *x, int32_t b)
         *first_of(x, n->parent) = n->next_sibling;
 }
 
-static void name(struct prefix *x, int32_t block, uint64_t to)
+/* Gives the block a name; 0: none. Lists it for prefix_changes if that is news to the caller. */
+static void rename_block(struct prefix *x, int32_t block, uint64_t to)
 {
     struct prefix_name *n = &x->names[block];
     n->name = to;
@@ -210,7 +211,7 @@ static void name(struct prefix *x, int32_t block, uint64_t to)
 void prefix_set_name(struct prefix *x, int32_t block, uint64_t to)
 {
     CHECK(to != 0 && x->node[block].n_tokens == KV_BLOCK_TOKENS);
-    name(x, block, to);
+    rename_block(x, block, to);
 }
 
 int prefix_changes(struct prefix *x, struct kv_change *out, int max)
@@ -265,7 +266,7 @@ void prefix_forget(struct prefix *x, int32_t block)
     }
     unlink_node(x, block);
     b->n_tokens = 0;
-    name(x, block, 0);
+    rename_block(x, block, 0);
 }
 
 /* --- kept nodes ------------------------------------------------------------------------------- */

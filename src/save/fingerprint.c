@@ -93,6 +93,7 @@ static void add_text(struct sha256_ctx *h, const char *tag, const char *text)
     sha256_field(h, tag, text, strlen(text));
 }
 
+/* Adds n bytes of device memory to the hash, under a tag. */
 static int add_memory(struct probe *p, const char *tag, const void *at, size_t n)
 {
     const void *bytes;

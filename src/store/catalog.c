@@ -620,6 +620,8 @@ void catalog_used_at(struct catalog *c, struct chunk_node *n, uint64_t tick,
     used_at(c, n, tick, wall_s, &(struct store_use){0});
 }
 
+/* Returns the node's time to live after a use with the time ttl_s: the longer one; 0, which is no
+ * end, is the longest. */
 static uint32_t ttl_after(const struct chunk_node *n, uint32_t ttl_s)
 {
     if (n->n_live == 0) /* n is a new chunk */

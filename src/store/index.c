@@ -135,6 +135,7 @@ struct index {
 
 /* --- errors ----------------------------------------------------------------------------------- */
 
+/* Returns the code of SQLite's last error, and describes it in err. */
 static int db_err(struct index *ix, const char *what, struct err *err)
 {
     int rc = err_of_sqlite(sqlite3_extended_errcode(ix->db));

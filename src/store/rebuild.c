@@ -223,6 +223,7 @@ static int old_index_remove(struct store *s, const char *dir, const char *marker
     return rc == 0 ? io_dir_sync(s->home.io, dir, err) : rc;
 }
 
+/* Adds a row for each sound extent of the segment files, and commits them. */
 static int new_index_fill(struct store *s, const struct index_meta *meta, struct err *err)
 {
     struct scan sc = {.s = s, .h = xmalloc(sizeof *sc.h), .next_id = meta->next_id};

@@ -37,6 +37,7 @@ struct round {
     struct err err; /* code != 0: the connection has failed, or the remote has refused */
 };
 
+/* Adds n to one of the statistics. Takes lock. */
 static void count(struct remote *r, uint64_t *what, uint64_t n)
 {
     pthread_mutex_lock(&r->lock);
