@@ -6,7 +6,8 @@
 #ifndef TENSOR_KERN_Q4_BLOCKED_H
 #define TENSOR_KERN_Q4_BLOCKED_H
 
-#define GROUP_COLS (Q4_PANELS * PANEL)
+#define GROUP_COLS    (Q4_PANELS * PANEL)
+#define SPREAD_STRIPS 3
 
 /* A k-block of a group of panels, widened: group i has four numbers of each column. */
 struct wide {
@@ -24,6 +25,9 @@ struct micro {
     int64_t ldc;
     enum dtype dtype;  /* the weights' type */
     const float *bias; /* added to the sums; NULL before the last k-block */
+    /* Lines of each panel that a block prefetches for the next group, and where they begin. */
+    size_t n_lines;
+    const uint8_t *lines[Q4_PANELS];
 };
 
 /* Sets *out to the k-block at k of the panels from `panel` on; a panel beyond the tile's end is
@@ -88,14 +92,17 @@ INLINE void micro_wide(v16 (*acc)[Q4_PANELS], enum dtype t, const struct micro *
     }
 }
 
-/* Prefetches the part of block b in the next strip's rows, and the sums of row b: k-blocks of many
- * rows lie in L2. */
+/* Prefetches the part of block b in the next strip's rows, the sums of row b (k-blocks of many rows
+ * lie in L2), and the block's lines of the next group. */
 INLINE void fetch_rows(const struct micro *m, int b, int n_rows)
 {
     const uint8_t *next = (const uint8_t *)m->x + n_rows * Q4_ROW_BYTES + b * 64;
     EACH_ROW __builtin_prefetch(next + r * Q4_ROW_BYTES, 0, 3);
     for (int i = 0; i < GROUP_COLS && b < n_rows; i += 16)
         __builtin_prefetch(m->sums + b * GROUP_COLS + i, 1, 3);
+    for (size_t i = 0; i < m->n_lines; i++)
+        for (int j = 0; j < Q4_PANELS; j++)
+            __builtin_prefetch(m->lines[j] + 64 * ((size_t)b * m->n_lines + i), 0, 2);
 }
 
 /* Adds block b of every row to acc. */
@@ -208,7 +215,8 @@ static struct next_group group_after(const struct quant_tile *t, int panel, int6
 
 /* Multiplies one group of panels with all rows over one k-block, in strips of nearly equal height.
  * Each strip prefetches its share of the next group: k-blocks lie a panel apart, so the processor
- * does not expect them. */
+ * does not expect them.  Few strips have large shares, and spread them over their blocks: of many
+ * prefetches at once some are lost. */
 static void group_rows(const struct quant_tile *t, struct micro m, struct next_group next)
 {
     int n_strips = (t->m + Q4_ROWS - 1) / Q4_ROWS;
@@ -217,6 +225,12 @@ static void group_rows(const struct quant_tile *t, struct micro m, struct next_g
     for (int i = 1, r0 = 0, r1; i <= n_strips; i++, r0 = r1) {
         size_t end = next.lines * (size_t)i / (size_t)n_strips;
         r1 = t->m * i / n_strips;
+        if (n_strips <= SPREAD_STRIPS) {
+            m.n_lines = (end - line + QUANT_PER_K_BLOCK - 1) / QUANT_PER_K_BLOCK;
+            for (int j = 0; j < Q4_PANELS; j++)
+                m.lines[j] = next.panel[j] + 64 * line;
+            line = end;
+        }
         for (; line < end; line++)
             for (int j = 0; j < Q4_PANELS; j++)
                 __builtin_prefetch(next.panel[j] + 64 * line, 0, 2);
