@@ -25,7 +25,7 @@ struct place {
     struct buf kv, logits;
     struct kv_layer *layers;
     struct readback rb;
-    struct sha256_ctx *h;
+    struct sha256_ctx *h, *of_logits;
 };
 
 static void must(int rc, const struct err *err)
@@ -82,21 +82,22 @@ static void place_close(struct place *p)
 
 /* --- one run ---------------------------------------------------------------------------------- */
 
-static void add_mat(struct place *p, const char *tag, struct mat a)
+static void add_mat(struct place *p, struct sha256_ctx *h, const char *tag, struct mat a)
 {
     const void *bytes;
     size_t n = (size_t)(a.rows * a.cols) * dtype_bytes(a.dtype);
     assert_true(a.ld == a.cols);
     assert_int_equal(readback_start(&p->rb, p->s, a.data, n, &bytes), 0);
     assert_int_equal(stream_sync(p->s), 0);
-    sha256_field(p->h, tag, bytes, n);
+    sha256_field(h, tag, bytes, n);
 }
 
 static int tap_layer(void *arg, int l, struct mat hidden, struct mat kv_rows)
 {
+    struct place *p = arg;
     (void)l;
-    add_mat(arg, "hidden", hidden);
-    add_mat(arg, "kv", kv_rows);
+    add_mat(p, p->h, "hidden", hidden);
+    add_mat(p, p->h, "kv", kv_rows);
     return 0;
 }
 
@@ -123,9 +124,9 @@ static void feed(struct place *p, int first, int n)
         .n_rows = n, .n_seqs = 1, .pos = pos, .seq_row = seq_row, .tables = tables};
     struct mat logits = mat_of(p->logits.ptr, DTYPE_F32, n, p->m->cfg.vocab_size);
     assert_int_equal(model_forward(p->m, p->w, p->s, ids, p->layers, &r, &tap, &x), 0);
-    add_mat(p, "last", x);
+    add_mat(p, p->h, "last", x);
     assert_int_equal(model_head(p->m, p->w, p->s, x, logits), 0);
-    add_mat(p, "logits", logits);
+    add_mat(p, p->of_logits, "logits", logits);
     free(table);
 }
 
@@ -134,10 +135,11 @@ static void begin(struct place *p)
     p->h = sha256_begin();
 }
 
-static void end(struct place *p, const struct numerics_run *run, const char *part, FILE *f)
+static void end(struct sha256_ctx *h, const struct numerics_run *run, const char *part,
+                FILE *f)
 {
     char hex[65];
-    struct sha256 d = sha256_end(p->h);
+    struct sha256 d = sha256_end(h);
     const char *name = strrchr(run->model, '/');
     sha256_hex(&d, hex);
     fprintf(f, "%s %s %s %s %.16s\n", name != NULL ? name + 1 : run->model, run->dtype,
@@ -149,21 +151,23 @@ static void add_run(const char *device, const struct device_opts *o,
 {
     struct place p;
     place_open(&p, device, o, run);
+    p.of_logits = sha256_begin();
     begin(&p);
     feed(&p, 0, 100);
     feed(&p, 100, N_PREFILL - 100);
-    end(&p, run, "prefill", f);
+    end(p.h, run, "prefill", f);
     begin(&p);
     for (int i = 0; i < N_DECODE; i++)
         feed(&p, N_PREFILL + i, 1);
-    end(&p, run, "decode", f);
+    end(p.h, run, "decode", f);
     /* The last block of the context; all blocks before it alternate between the prefill's first
      * two. */
     int last = (p.m->max_ctx - 1) / KV_BLOCK_TOKENS * KV_BLOCK_TOKENS;
     assert_true(last >= N_PREFILL + N_DECODE);
     begin(&p);
     feed(&p, last, p.m->max_ctx - last);
-    end(&p, run, "end", f);
+    end(p.h, run, "end", f);
+    end(p.of_logits, run, "logits", f);
     place_close(&p);
 }
 
@@ -209,6 +213,8 @@ char *numerics_compare(const char *golden, const char *now, const char *version)
 {
     size_t head = strcspn(golden, "\n");
     bool same_versions = strncmp(golden, now, head + 1) == 0;
+    const char *logits = NULL; /* the first line of logits that changed */
+    int n_logits = 0;
     if (strcmp(golden, now) == 0)
         return NULL;
     if (!same_versions)
@@ -223,7 +229,11 @@ char *numerics_compare(const char *golden, const char *now, const char *version)
         const char *other = find_run(now, line, name);
         if (other == NULL)
             return xasprintf("a golden run is missing: %.*s", (int)name, line);
-        if (strncmp(other, line, n + 1) != 0)
+        bool changed = strncmp(other, line, n + 1) != 0;
+        if (changed && name > 8 && strncmp(line + name - 8, " logits ", 8) == 0) {
+            logits = logits != NULL ? logits : line;
+            n_logits = logits == line ? (int)name - 8 : n_logits;
+        } else if (changed)
             return xasprintf(
                 "the bits of \"%.*s\" changed under an unchanged version: state "
                 "that was saved before would be used although it differs. If "
@@ -234,6 +244,11 @@ char *numerics_compare(const char *golden, const char *now, const char *version)
                 (int)name - 1, line, version);
         line += n + (line[n] == '\n');
     }
+    if (logits != NULL)
+        return xasprintf(
+            "the logits of \"%.*s\" changed, and no state did: if the change is "
+            "meant, write the golden digests anew with HCACHE_WRITE_GOLDEN=1",
+            n_logits, logits);
     return xasprintf("there are new runs: add them to the golden digests with "
                      "HCACHE_WRITE_GOLDEN=1");
 }

@@ -5,7 +5,10 @@
  *     versions: backend 1, model 1
  *     llama bf16 checkpoint prefill 0123456789abcdef
  *
- * A digest covers each layer's input, its K and V, and the logits of the run's rows. */
+ *     llama bf16 checkpoint logits 0123456789abcdef
+ *
+ * A digest covers each layer's input and output, and its K and V: they belong to saved state. The
+ * line "logits" covers the logits of all rows, which no saved state depends on. */
 #ifndef TESTS_RESTORE_NUMERICS_H
 #define TESTS_RESTORE_NUMERICS_H
 

@@ -115,7 +115,18 @@ TEST(changed_bits_are_told)
     static const char *const table = "versions: backend 1, model 1\n"
                                      "a bf16 q8 end 11\n"
                                      "b f32 checkpoint decode 22\n";
+    static const char *const logits = "versions: backend 1, model 1\n"
+                                      "a bf16 q8 logits 11\n"
+                                      "b f32 checkpoint decode 22\n";
     expect(table, table, NULL);
+    expect(
+        logits,
+        "versions: backend 1, model 1\na bf16 q8 logits 12\nb f32 checkpoint decode 22\n",
+        "the logits of \"a bf16 q8\" changed, and no state did");
+    expect(
+        logits,
+        "versions: backend 1, model 1\na bf16 q8 logits 12\nb f32 checkpoint decode 23\n",
+        "bits of \"b f32 checkpoint decode\" changed under an unchanged version");
     expect(table,
            "versions: backend 1, model 1\na bf16 q8 end 11\nb f32 checkpoint decode 23\n",
            "bits of \"b f32 checkpoint decode\" changed under an unchanged version");
