@@ -48,8 +48,8 @@ struct gone {
     size_t n_keys_bytes;
 };
 
-/* Sets *g: whether the turn has no name and no references, and then its parent and its keys, which
- * the caller frees. */
+/* Sets *g: whether the turn is not visible and has no references, and then its parent and its keys,
+ * which the caller frees. */
 static int look(struct conversations *c, int64_t row, struct gone *g, struct err *err)
 {
     *g = (struct gone){0};

@@ -49,8 +49,8 @@ struct hcache {
     int64_t n_start_passes; /* forward passes of hcache_open */
 };
 
-/* Computes the numbers of a truncation; context 0: no truncation is asked for. Returns the errors
- * of hcache_truncation_check. */
+/* Computes the numbers of a truncation. If t->ratio is 0, none is asked for: then *out is all zero.
+ * Returns 0, or the errors of hcache_truncation_check. */
 int hcache_make_truncation(const struct hcache *h, const struct hcache_truncation *t,
                            struct truncation *out, struct err *err);
 /* Adds to an automatic policy the records that a truncated context needs: only the first layer

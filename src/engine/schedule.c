@@ -306,8 +306,9 @@ static void preempt(struct schedule *c, struct seq *s)
     seq_preempt(s);
 }
 
-/* Returns whether the store can bring recurrent layers' states so much farther than the device's
- * that all of them are restored in place of it: by a snapshot, or by replaying inputs. */
+/* Returns whether the store has recurrent layers' states of at least SNAPSHOT_LEAST tokens more
+ * than the device: as a snapshot, or as inputs that can be replayed. The sequence then gives up the
+ * device's tokens, and all its state is restored from the store. */
 static bool states_go_farther(struct seq *s)
 {
     const struct model_config *c = &s->shared->model->cfg;

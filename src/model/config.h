@@ -131,9 +131,9 @@ enum { ROPE_MAX_FACTORS = 256 };
 /* Factor of a frequency that does not rotate, as GGUF files write it. */
 #define ROPE_STILL 1e30f
 
-/* Frequency i of the rotation is divided by factors[i].  The scalings of a folder (linear, Llama
- * 3.1's, YaRN, LongRoPE) are converted to factors when they are read, so that a folder and its GGUF
- * file, which has the factors, are one model. */
+/* Frequency i of the rotation is divided by factors[i].  Scalings that are given by parameters
+ * (linear, YaRN; in folders also Llama 3.1's and LongRoPE) are converted to factors when they are
+ * read; GGUF files have the factors of the others. So a folder and its GGUF file are one model. */
 struct rope_scaling {
     enum rope_scaling_kind kind;
     float factors[ROPE_MAX_FACTORS];

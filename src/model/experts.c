@@ -146,7 +146,9 @@ static int mlp(const struct layer_call *c, const struct activations *a, struct m
     return op->matmul(c->s, out, ffn, w_down, b_down);
 }
 
-/* Finds the matrices of expert e: read, in a piece of its own, or among those of all experts. */
+/* Sets *up and *down to the matrices of expert e. Where experts are read from the disk, their
+ * source lends them. Otherwise all experts lie in one matrix (expert_step is 0), or each has an
+ * image of expert_step bytes. */
 static int find_expert(const struct layer_call *c, int e, struct weight *up,
                        struct weight *down)
 {

@@ -71,8 +71,9 @@ bool prefix_has(const struct prefix *x, int32_t block);
 /* Returns the full node of tokens[64] under parent, or PREFIX_NONE. */
 int32_t prefix_find(const struct prefix *x, const struct sha256 *root, int32_t parent,
                     const int32_t *tokens);
-/* Compares the n tokens with the child of parent that agrees with them longest. Returns the
- * index of the first token that differs; -1: there is no child, or that child ends first. */
+/* Compares the n tokens with the child of parent that agrees with them longest, of the newest 4,096
+ * children. Returns the index of the first token that differs; -1: there is no child, or that child
+ * ends first. */
 int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t parent,
                       const int32_t *tokens, int n);
 /* Returns how many tokens the block has if it is an unfinished child of parent and tokens[n] begin
@@ -80,7 +81,7 @@ int prefix_differs_at(const struct prefix *x, const struct sha256 *root, int32_t
 int prefix_continues(const struct prefix *x, int32_t block, const struct sha256 *root,
                      int32_t parent, const int32_t *tokens, int64_t n);
 /* Returns the child of parent that agrees longest with the n tokens, in *n_same > 0 tokens, or
- * PREFIX_NONE. */
+ * PREFIX_NONE. It looks at the newest 64 children alone: a miss costs less than a block. */
 int32_t prefix_find_tail(const struct prefix *x, const struct sha256 *root, int32_t parent,
                          const int32_t *tokens, int n, int *n_same);
 /* Makes the block a node, or extends its tokens. */

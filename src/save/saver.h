@@ -273,8 +273,9 @@ uint64_t saver_settled(const struct saver *s);
  * with the saver's lock held, so it may only take note. After a call with NULL returns, there
  * are no more calls. */
 void saver_on_commit(struct saver *s, void (*fn)(void *arg), void *arg);
-/* Waits until everything handed over before is durable. Returns 0, or the code of the failure.
- * Any thread. */
+/* Ends saver_hold_back, and waits until everything handed over before is durable or was given up.
+ * Returns 0, or the code of the fault that ended all saving; a full disk is no such fault. Any
+ * thread. */
 int saver_flush(struct saver *s, struct err *err);
 /* Makes the writer leave the queue alone until saver_flush, or until a sequence finds no memory
  * for a chunk. For a benchmark of saving at the end. */

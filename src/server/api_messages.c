@@ -128,8 +128,9 @@ static int add_reference(const struct json *name, const struct dialog_text *d,
     return 0;
 }
 
-/* Reads a text, or joins the texts of a list of blocks. c is NULL except for text of the system,
- * from which the model of c drops what --drop-system names (add_system). */
+/* Reads a text, or joins the texts of a list of blocks; adds the list's references to tools and its
+ * cache marks to *d. c is NULL except for text of the system, from which add_system drops what
+ * --drop-system names. */
 static int read_texts(struct call *c, const struct json *v, const char *param,
                       size_t n_messages, struct textbuf *out, struct dialog_text *d,
                       struct fault *f)

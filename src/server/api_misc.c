@@ -458,7 +458,8 @@ static const char *verb_of(const struct route *r)
     return strcmp(r->method, "GET") == 0 ? "get" : r->method[0] == 'D' ? "delete" : "post";
 }
 
-/* Adds the description of a path. All methods of a path are neighbours in the table of routes. */
+/* Adds the description of a path, without the star of "{*name}". All methods of a path are
+ * neighbours in the table of routes. */
 static void put_path(struct json *paths, const struct route *r)
 {
     struct json *item = json_new_object(), *list;

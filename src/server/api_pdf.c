@@ -99,8 +99,9 @@ static bool filter_calls(void)
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* A process in a domain of Landlock cannot read the memory of another one of its user outside,
- * unless the user is root. A kernel without Landlock leaves that to its ptrace_scope. */
+/* Enters a domain of Landlock, from which a process cannot read the memory of processes outside.
+ * The domain must restrict some right: here that of writing files. A kernel without Landlock leaves
+ * the memory of others to its ptrace_scope. */
 static void enter_domain(void)
 {
     const struct landlock_ruleset_attr a = {

@@ -163,7 +163,7 @@ static bool read_escape(struct reader *r, struct textbuf *text)
         textbuf_add(text, to + (p - from), 1);
     if (p != NULL)
         return true;
-    if (digits == 0) { /* Python keeps an escape that it does not know */
+    if (digits == 0) { /* Python keeps an unknown one; octal ones are kept, too */
         textbuf_addf(text, "\\%c", c);
         return true;
     }

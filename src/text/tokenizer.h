@@ -57,7 +57,7 @@ int tokenizer_guard(const struct tokenizer *t, char **text, size_t *n,
                     const uint8_t *foreign, struct err *err);
 
 /* Encodes text into *ids, which the caller frees.  ERR_FORMAT: the text is not valid UTF-8; err has
- * the offset of the first bad byte. */
+ * the offset of the first bad byte, without guards. */
 int tokenizer_encode(const struct tokenizer *t, const char *text, size_t n, unsigned flags,
                      int32_t **ids, size_t *n_ids, struct err *err);
 

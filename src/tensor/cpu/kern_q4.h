@@ -244,7 +244,8 @@ INLINE v16 half_sum(const i8x4 q[4], const uint8_t *x, const float *h)
     return i_half_end(s);
 }
 
-/* Sets s[r][j] to the sums of block b of 32.  x: the rows' k-block. */
+/* Sets s[r][j] to the sums of block b of 32.  f is the first row's k-block; a row has Q4_ROW_BYTES,
+ * its numbers and then its factors.  w[j] are block b's numbers in panel j. */
 INLINE void direct_block(i_part (*s)[WIDE_MAX], enum dtype t, const float *f, int b,
                          const uint8_t *const *w, int n_rows, int n_panels)
 {
