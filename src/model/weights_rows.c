@@ -185,16 +185,6 @@ static void widen(float *dst, const void *src, enum dtype t, size_t n)
         memcpy(dst, src, n * sizeof *dst);
 }
 
-void floats_narrow(uint16_t *dst, const float *src, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint32_t u;
-        memcpy(&u, &src[i], sizeof u);
-        uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
-        dst[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
-    }
-}
-
 /* Converts n elements of any type to f32 or bf16. */
 static void convert(void *dst, enum dtype to, const void *src, enum dtype from, size_t n)
 {

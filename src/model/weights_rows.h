@@ -102,7 +102,4 @@ int loads_run(struct loader *ld, const struct load **failed);
 int rows_load(const struct loader *ld, struct load *l, int64_t row, int64_t n,
               struct stream *s, struct weight *to, int64_t dst_row);
 
-/* Converts n floats to bf16, rounded to nearest even. A NaN stays a NaN. */
-void floats_narrow(uint16_t *dst, const float *src, size_t n);
-
 #endif

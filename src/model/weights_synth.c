@@ -16,7 +16,6 @@
 #include "base/hash.h"
 #include "base/minmax.h"
 #include "base/rng.h"
-#include "model/weights_rows.h"
 
 #define GOLDEN 0x9e3779b97f4a7c15u
 

@@ -42,6 +42,15 @@ float bf16_to_f32(uint16_t h)
     return float_of((uint32_t)h << 16);
 }
 
+void floats_narrow(uint16_t *dst, const float *src, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u = bits_of(src[i]);
+        uint32_t rounded = (u + 0x7fff + ((u >> 16) & 1)) >> 16;
+        dst[i] = (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40 : rounded);
+    }
+}
+
 uint16_t f32_to_bf16(float f)
 {
     uint32_t u = bits_of(f);
