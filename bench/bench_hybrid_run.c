@@ -9,9 +9,7 @@
  *   device       all blocks on the device: the time of a step without a link
  *   kv, act      blocks of one type on the host
  *   half         as many ACT as KV blocks (no allocation policy)
- *   in order     the mixture of hybrid_choose, mini-batches in order of requests (no packing)
  *   hybrid       the complete method
- *   tokens       half of each context as tokens, whose rows are computed again in each step
  *
  * One processor is left to the link's thread unless --threads says otherwise. That thread stands
  * for a device's copy engine, which takes no compute time.
