@@ -29,7 +29,7 @@ void counts_end(struct counts *c, const struct hcache_ticket *t);
 /* Sets *out to everything that was counted, and to the engine's statistics. */
 void counts_read(const struct counts *c, const struct engine_stats *e,
                  struct hcache_stats *out);
-/* Adds another model's counts, and its present numbers, such as waiting requests. */
+/* Adds the counts of another model to `to`, and its present numbers, such as waiting requests. */
 void counts_sum(struct hcache_stats *to, const struct hcache_stats *from);
 /* Sets what is present now, such as waiting requests, to 0: the model is unloaded. */
 void counts_unloaded(struct hcache_stats *st);

@@ -220,8 +220,8 @@ static const char *next_name(const char **at, size_t *n)
     return *n > 0 ? name : NULL;
 }
 
-/* Finds the row of a field by one of its names, and copies it with that name alone, which is
- * borrowed. Returns false if requests of this kind have no such field. */
+/* Sets *out to a copy of the row that has this name among its names. The copy borrows the name, and
+ * has no other. Returns false if requests of this kind have no such field. */
 static bool find(const char *name, size_t n, unsigned kind, struct field *out)
 {
     for (int i = 0; i < N_FIELDS; i++) {

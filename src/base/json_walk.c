@@ -6,8 +6,8 @@
 
 #include "base/json.h"
 
-/* What may follow. FIRST_ELEMENT and FIRST_KEY allow the closing bracket, too, since nothing stands
- * between it and the opening one. KEY and ELEMENT follow a comma, and do not. */
+/* What may follow. Behind an opening bracket this is FIRST_ELEMENT or FIRST_KEY, which allow the
+ * closing bracket, too. Behind a comma it is ELEMENT or KEY, which do not. */
 enum {
     BEGIN,
     FIRST_ELEMENT,

@@ -317,8 +317,8 @@ char *config_state_text(const struct model_config *c);
  * (transformers chooses by the present length, so its earlier keys may not fit its later ones.) */
 void config_fit_context(struct model_config *c, int32_t max_ctx);
 
-/* Looks up a named shape: the sizes of a real model, or this program's bench-220m, tiny-mha and
- * tiny-gqa.  Returns ERR_NOT_FOUND, with the known names in err, if there is no such name. */
+/* Sets *out to a named shape: the sizes of a real model, or a shape for benchmarks and tests, such
+ * as bench-220m.  Returns ERR_NOT_FOUND for an unknown name; err then names the known ones. */
 int config_shape(struct model_config *out, const char *name, struct err *err);
 /* Returns the i-th name, or NULL after the last. The strings are static. */
 const char *config_shape_name(int i);

@@ -659,8 +659,8 @@ static const struct arch {
     {"granitehybrid", FAMILY_GRANITE_HYBRID, 0, read_granite_hybrid},
 };
 
-/* Reads what depends on the family: experts, windows, and the architecture's own fields. Experts or
- * a window may change c->family. */
+/* Reads what depends on the family: experts, windows, and the architecture's own fields. A model
+ * with experts or a window may get another family (c->family). */
 static void read_family(struct meta *m, const struct arch *a, struct model_config *c)
 {
     c->sliding_window = integer(m, "attention.sliding_window",

@@ -27,8 +27,8 @@
 #include "model/pack_read.h"
 #include "model/weights_use.h"
 
-/* What each source of streamed weights works with: this one, weights_pinned.h (which waits for no
- * disk) and weights_experts.h (whose units are experts). */
+/* Options of the three sources of streamed weights: this one, weights_pinned.h, which waits for no
+ * disk, and weights_experts.h, whose units are experts. */
 struct weights_stream_opts {
     struct pack_file *f; /* f, shape, images and w must outlive the source */
     const struct image_shape *shape;

@@ -435,9 +435,9 @@ static void clear_old(struct dialog_text *d, const char *role, const char *key,
     d->messages = list;
 }
 
-/* Clears what the client wants to be forgotten: thoughts of earlier turns, and results of earlier
- * tools. Results are cleared when there are more results, or more tokens, than the trigger says. A
- * token counts as four bytes. */
+/* Takes thoughts of earlier turns and results of earlier tools out of the messages, where the
+ * client's edits say so. Results go when there are more results, or more tokens, than the trigger
+ * says. A token counts as four bytes. */
 static void apply_edits(const struct json *edits, struct dialog_text *d)
 {
     for (size_t i = 0; i < json_count(edits); i++) {

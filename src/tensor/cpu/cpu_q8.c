@@ -1,4 +1,4 @@
-/* cpu_q8.c - packs 8-bit weights, reads rows of packed ones; what rounding leaves out. */
+/* cpu_q8.c - packs 8-bit weights, reads rows of them, and computes what rounding leaves out. */
 #include "tensor/cpu/q4.h"
 
 #include "tensor/q8_blocks.h"

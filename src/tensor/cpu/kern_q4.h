@@ -149,7 +149,7 @@ INLINE void widen_minimums(const uint8_t *scales, float *m, size_t f_step)
     v_store(m, v_mul(v_load_f16((const uint16_t *)scales + PANEL), v_set1(0.125f)));
 }
 
-/* Adds the minimums of a k-block of q4_k to a row's sum.  m: what widen_minimums has set. */
+/* Adds the minimums of a k-block of q4_k to a row's sum.  widen_minimums has set m. */
 INLINE v16 add_minimums(v16 acc, const float *f, const float *m, size_t f_step)
 {
     static const int32_t zero = 0;
@@ -336,7 +336,7 @@ INLINE void direct_block6(v16 (*acc)[WIDE_MAX], const float *x, const uint8_t *c
     }
 }
 
-/* Adds the minimums of a k-block of q4_k.  scales: its scales.  The sums are exact. */
+/* Adds the minimums of a k-block of q4_k with these scales to acc[r][j].  The sums are exact. */
 INLINE void direct_minimums(v16 (*acc)[WIDE_MAX], const float *f, const uint8_t *scales,
                             int j, int n_rows)
 {
