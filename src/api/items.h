@@ -20,8 +20,8 @@
 
 enum { ITEMS_MAX = 4096 }; /* most items of one request */
 
-/* Makes a list of items in the form above, with new ids, of the field `param`: `sent` is a text or a
- * list of items. The caller owns *out. Returns 0, or -1 with *f, which names what is bad. */
+/* Makes a list of items in the form above, with new ids, of the field `param`; `sent` is a text or
+ * a list of items. The caller owns *out. Returns 0, or -1 with *f, which names what is bad. */
 int items_read(const struct json *sent, const char *param, struct json **out,
                struct fault *f);
 
